@@ -30,7 +30,7 @@ from proxy.protocol.endpoints import Dialect
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, Length
 from proxy.protocol.headers import answer_lines, forwarded
-from proxy.protocol.prompt.facts import bounded
+from proxy.protocol.names.session_names import bounded
 from proxy.protocol.streams.sse import (
     Scanner,
     end_of_stream,

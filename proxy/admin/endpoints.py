@@ -30,7 +30,8 @@ from proxy.protocol.errors import (
     UnknownModelError,
     UpstreamFailure,
 )
-from proxy.protocol.prompt.facts import MODEL_CHARS, bounded, of_tenant
+from proxy.protocol.names.session_names import bounded, of_tenant
+from proxy.protocol.prompt.facts import MODEL_CHARS
 from proxy.state.access import Access
 from proxy.state.in_flight import InFlight
 from proxy.state.queue import WaitingRoom
@@ -259,7 +260,7 @@ class FleetPaths:
     async def end_session(self, request: web.Request) -> web.Response:
         """Forget the home of a session; ?tenant=NAME for a tenant's session."""
         session = of_tenant(bounded(request.match_info["id"]), request.query.get("tenant"))
-        known = self._router.sessions.end_session(session or "")
+        known = self._router.conversations.end_session(session or "")
         return json_response({"ended": known}) if known else error_response(404, "no such session")
 
 

@@ -23,6 +23,7 @@ from proxy.config.secrets import (
 from proxy.config.sources import Option
 from proxy.config.values import (
     EVENTS_FORM,
+    HEADERS_FORM,
     INSTANCE_FORM,
     ORIGINS_FORM,
     WEIGHTS_FORM,
@@ -31,6 +32,7 @@ from proxy.config.values import (
     TenantWeight,
     cidr_list,
     events_text,
+    header_list,
     instance_list,
     origin_list,
     path_list,
@@ -415,6 +417,17 @@ class Settings(Model):
     session_ttl: Annotated[
         Seconds, Option(CACHES, "An idle session is forgotten after this time.", "s")
     ] = 3600.0
+    session_headers: Annotated[
+        tuple[str, ...],
+        Before(header_list),
+        Option(
+            CACHES,
+            "Request headers that name a session, the first that is there wins, in place of the "
+            "order in docs/decisions.md; fields of the body come after them.",
+            allowed=HEADERS_FORM,
+            reloadable=True,
+        ),
+    ] = ()
     max_sessions: Annotated[
         Count,
         Option(

@@ -52,6 +52,10 @@ USERINFO = re.compile(r"[^\s'\",;/]+@")
 """Matches the user part of an address: passwords are hidden from terminals, logs and answers."""
 _PATH = re.compile(r"/[!-~]+")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+HEADER_CHARS, MOST_HEADERS = 64, 16
+HEADERS_FORM = f"names of at most {HEADER_CHARS} characters, at most {MOST_HEADERS}"
+_HEADER = re.compile(rf"[A-Za-z0-9!#$%&'*+.^_`|~-]{{1,{HEADER_CHARS}}}")
+_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 ORIGINS_FORM = "origins like https://app.example.com,http://localhost:3000, or *"
 _PORT = r"[0-9]{1,5}|\{port(?:[+-][0-9]{1,5})?\}"
 _EVENTS = re.compile(
@@ -255,6 +259,20 @@ def instance_list(value: object) -> object:
 def path_list(value: object) -> object:
     """A list of HTTP paths from `/a,/b` or a list of texts; raises `ValueError` for no path."""
     return _texts(value, _PATH, "does not begin with a slash, or has a blank in it")
+
+
+def header_list(value: object) -> object:
+    """A list of header names from `a,b` or a list of texts; raises `ValueError` for others."""
+    names = _texts(value, _HEADER, f"is no header's name, or is over {HEADER_CHARS} characters")
+    if isinstance(names, tuple):
+        if len(names) > MOST_HEADERS:
+            raise ValueError(f"{len(names)} headers, at most {MOST_HEADERS}")
+        lower = [name.lower() for name in names]
+        _refuse_duplicates("header", lower)
+        for name in lower:
+            if name in _SECRET_HEADERS:
+                raise ValueError(f"{name!r} holds a secret, and names of sessions are logged")
+    return names
 
 
 def origin_list(value: object) -> object:

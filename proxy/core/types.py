@@ -306,8 +306,12 @@ class RequestFacts:
     `units` chain over units of the prompt's token ids; empty where the client sent text. `ends`:
     hashes of the prompt up to the ends of its messages; empty where it has none. `part_tokens`: by
     which a cached prefix goes on beyond its last whole block, on average; 0 where prompts are alike
-    up to the end of a block. `beyond_tokens`: an instance with a context of so many tokens has
-    refused it as too long.
+    up to the end of a block. `media`: of each image, sound, ... the place in blocks and its tokens.
+    `client`: the kind of client that asks. `estimate` is `prompt_tokens` before it was corrected by
+    what the session's last prompt was counted as, `scale` the factor between the two.
+    `beyond_tokens`: an instance with a context of so many tokens has refused it as too long.
+    `own_id`: an id that may be this request's own, and names a session once it has come back.
+    `takes_turn`: whether a prompt is computed, so that it can be a turn.
     """
 
     model: str
@@ -326,6 +330,8 @@ class RequestFacts:
     estimate: int = field(init=False, compare=False)
     scale: float = field(init=False, compare=False)
     beyond_tokens: int
+    own_id: str | None
+    takes_turn: bool
 
     def __init__(
         self,
@@ -343,6 +349,8 @@ class RequestFacts:
         media: Sequence[tuple[float, int]] = (),
         client: str = "",
         beyond_tokens: int = 0,
+        own_id: str | None = None,
+        takes_turn: bool = True,
     ) -> None:
         self.model = model
         self.session_id = session_id
@@ -360,6 +368,8 @@ class RequestFacts:
         self.estimate = prompt_tokens
         self.scale = 1.0
         self.beyond_tokens = beyond_tokens
+        self.own_id = own_id
+        self.takes_turn = takes_turn
 
     def hit_tokens(self, hit_blocks: int) -> int:
         """Expected tokens of a cached prefix of so many whole blocks, at most all but one."""

@@ -6,7 +6,7 @@ lines, written when the successor starts:
 
     {"form": 1, "bytes_per_token": {model: ratio}}
     {"instance": name, "url": ..., "start_s": ..., "runs": [[block hash, ...], ...], "times": ...}
-    {"sessions": [[id, instance, turn, used_s], ...]}
+    {"sessions": [[id, instance, turn, used_s, tokens, form of its prompts], ...]}
     {"responses": [[key, instance, used_s], ...]}
     {"orders": [[instance, *StandingOrder.row], ...], "version": of the last one}
 
@@ -30,7 +30,7 @@ import orjson
 from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import FleetControl
 
-FORM = 2
+FORM = 3
 """Version of the file's form; to be changed when block hashes or rows change their meaning."""
 ROWS_PER_LINE = 2000
 """Rows made without a pause; the event loop waits about a millisecond for them."""
@@ -93,7 +93,10 @@ def take(router: Router, heat: FleetControl, file: BinaryIO, now_s: float) -> No
         kept = {line["instance"] for line in lines[1:] if _take_instance(router, line)}
         rows = [row for row in sessions if row[1] in kept]
         router.sessions.adopt(
-            [(s, router.fleet.states[home].cache, *use) for s, home, *use in rows]
+            [
+                (s, router.fleet.states[home].cache, *use, None if form is None else tuple(form))
+                for s, home, *use, form in rows
+            ]
         )
         for line in reversed(lines[1:]):  # the first line has those that were unused longest
             held = [row for row in line.get("responses", ()) if row[1] in kept]

@@ -26,12 +26,12 @@ from proxy.protocol.body import (
     overfull,
     steering_keys,
 )
+from proxy.protocol.names.session_names import NO_NAMES, InBody, session_in
 from proxy.protocol.prompt.facts import (
     MOST_VALUES,
     PromptFacts,
     encodable,
     prompt_facts,
-    session_in,
 )
 from proxy.protocol.streams.movable import Plan, plan_of, unpacked_plan
 
@@ -93,7 +93,7 @@ class Examined:
     """What is kept of a body.
 
     `fields`: of its top-level fields those of `READ`, but arrays and objects; texts are cut.
-    `session`: the name that it gives its session. `put` and `drop`: top-level fields that have to
+    `session`: the names that it gives its session. `put` and `drop`: top-level fields that have to
     be set, as JSON, and removed before an instance gets it. `spans`: where its members are, if that
     is known. `plan`: how its stream may go on elsewhere, or why it may not; None where nobody asks.
     """
@@ -103,7 +103,7 @@ class Examined:
     def __init__(
         self,
         fields: Mapping[str, Any],
-        session: str | None,
+        session: InBody,
         prompt: PromptFacts,
         put: Mapping[str, bytes],
         drop: list[str],
@@ -118,7 +118,7 @@ class Examined:
         self.plan: Plan | Unmoved | None = None
 
 
-NO_OBJECT = Examined({}, None, PromptFacts("", 0, 0, [], offloadable=False), {}, [])
+NO_OBJECT = Examined({}, NO_NAMES, PromptFacts("", 0, 0, [], offloadable=False), {}, [])
 """Of a body that is no JSON object: an upload, or none."""
 
 
@@ -273,10 +273,11 @@ def unpacked(result: bytes) -> Examined | Unfit:
     if spans is None:
         return NO_OBJECT
     *prompt, answer, dialect, media = told["prompt"]
+    name, own_id = told["session"]
     plan = told["plan"]
     found = Examined(
         told["fields"],
-        told["session"],
+        (name, own_id),
         PromptFacts(*[*prompt, tuple(answer), dialect, media], offloadable=told["offloadable"]),
         {key: value.encode() for key, value in told["put"].items()},
         told["drop"],

@@ -42,8 +42,8 @@ from proxy.protocol.errors import (
 )
 from proxy.protocol.examined import NO_OBJECT, Examined, Task, examine
 from proxy.protocol.headers import forwarded
+from proxy.protocol.names.stored_responses import NAMED
 from proxy.protocol.prompt.facts import MOST_VALUES_SMALL
-from proxy.protocol.stored_responses import NAMED
 from proxy.protocol.streams.movable import Plan
 from proxy.request.content_coding import Unpacking, coding_of
 from proxy.request.forms import examine_form

@@ -49,15 +49,14 @@ from proxy.protocol.errors import (
     UpstreamTimeoutError,
 )
 from proxy.protocol.headers import route_lines
+from proxy.protocol.names.session_names import bounded, of_tenant
+from proxy.protocol.names.stored_responses import HEAD_BYTES, may_be_stored, reference, stored_id
 from proxy.protocol.offloadable import asks_for_stream
 from proxy.protocol.prompt.facts import (
     MODEL_CHARS,
     TokenEstimator,
-    bounded,
     most_output_tokens,
-    of_tenant,
 )
-from proxy.protocol.stored_responses import HEAD_BYTES, may_be_stored, reference, stored_id
 from proxy.request import client_request
 from proxy.request.attempts import Attempts, LegOwners
 from proxy.request.client_request import Outgoing
@@ -271,7 +270,7 @@ class Exchange:
         self.facts = self.owners.estimator.facts(found.prompt, headers, found.session, tenant)
         told = found.fields.get("session_id") or headers.get("X-Session-ID")
         self._session = told if isinstance(told, str) else ""
-        self.owners.router.refine(self.facts)
+        self.owners.router.refine(self.facts, self.owners.clock.now_s())
         self.prompt_bytes, self._media = found.prompt.learnable_bytes, found.prompt.media
         # What a stored response continues only its engine knows.
         self._sees_all = found.fields.get("previous_response_id") is None
@@ -399,6 +398,7 @@ class Exchange:
         owners, record = self.owners, self.record
         now_s = owners.clock.now_s()
         record.t_decided = owners.clock.unix(now_s)
+        record.session_id = self.facts.session_id  # an id that has come back is one
         if before is not None:
             telemetry_record.note_route_again(record, route)
         flow = self._flow = RequestFlow(

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 
 from proxy.protocol.examined import NO_OBJECT, READ, Examined
-from proxy.protocol.prompt.facts import MODEL_CHARS, PromptFacts, session_in
+from proxy.protocol.names.session_names import session_in
+from proxy.protocol.prompt.facts import MODEL_CHARS, PromptFacts
 
 MOST_PARTS = 256
 """The parts behind these are not looked at."""

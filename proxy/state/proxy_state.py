@@ -20,6 +20,7 @@ from proxy.fleet.thermal_plugin import ThermalPlugins
 from proxy.net import tls
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.pool import ConnectOptions
+from proxy.protocol.names.session_names import SessionNames
 from proxy.protocol.prompt.facts import TokenEstimator
 from proxy.state.access import Access, bearer
 from proxy.state.detached import DetachedTasks
@@ -120,6 +121,7 @@ class ProxyState:
         """Apply reloaded options; parts built from options that need a restart stay."""
         self.options.use(settings)
         self.access.use(settings)
+        self.estimator.names = SessionNames(settings.session_headers or None)
         self.telemetry.request_log.candidates = settings.log_candidates
         self.metrics.slo = Slo(ttft_s=settings.ttft_slo, tpot_s=settings.tpot_slo)
 

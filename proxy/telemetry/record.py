@@ -37,10 +37,12 @@ class RequestRecord:
     request_id: str
     """The client's `X-Request-Id`, or the one that the proxy gave."""
     session_id: str | None = None
-    """The session's name, if the request has one."""
+    """The session's name, if the request has one: an id that may be the request's own is one once
+    it has come back. Of a sub-agent `session:agent`."""
     turn: int | None = None
     """Number of the request in its session, from 0. After a request that no engine computed the
-    next one has the same number."""
+    next one has the same number. Null where it is no turn: a title, a count of tokens. Requests
+    without a name count in the conversation that their prompts go on with."""
     endpoint: str = ""
     """The path of the request."""
     tenant: str | None = None

@@ -29,12 +29,12 @@ from proxy.core.lease import Phase
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts, RouterConfig
+from proxy.protocol.names.session_names import session_in
 from proxy.protocol.prompt.facts import (
     TokenEstimator,
     block_hashes,
     prompt_bytes,
     prompt_facts,
-    session_in,
 )
 from replayer.arguments import positive_count
 from tests.bench import bodies

@@ -14,8 +14,9 @@ from proxy.core.connectors import CONNECTORS, Transfer
 from proxy.core.types import Instance, RequestFacts
 from proxy.protocol.body import complaint, steering_keys
 from proxy.protocol.examined import Examined, Task, examine
+from proxy.protocol.names.session_names import bounded
 from proxy.protocol.offloadable import asks_for_stream
-from proxy.protocol.prompt.facts import MOST_VALUES, bounded
+from proxy.protocol.prompt.facts import MOST_VALUES
 from proxy.state.queue import priority_of
 from tests.real_vllm.engines.fleet import Site
 from tests.real_vllm.rig import CHAT, COMPLETIONS

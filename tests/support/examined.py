@@ -7,7 +7,8 @@ from typing import Any
 
 from proxy.core.types import RequestFacts
 from proxy.protocol.body import Members
-from proxy.protocol.prompt.facts import TokenEstimator, prompt_facts, session_in
+from proxy.protocol.names.session_names import session_in
+from proxy.protocol.prompt.facts import TokenEstimator, prompt_facts
 
 
 def facts_of(

@@ -13,9 +13,47 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.live_kv import LiveKv, ReturnCurve
+
+MARK: Final = chr(0xD800)
+"""In names that the proxy makes itself: half of a surrogate pair, which no client's name has."""
+
+
+Looks = tuple[int | None, int | None, float, bool]
+"""A form's block, end, size, and whether it is kept."""
+
+
+class Form:
+    """What the prompts of a session look like, by its last turn.
+
+    `block`, `end`: hashes of the first block and of the prompt up to the end of its first message;
+    None where it has none. `size`: of its prompt, in blocks. `is_kept`: a turn began like the one
+    before. `others`: requests under its name since then, each longer than the last, that begin
+    otherwise; `other_size`: of the last. `beside`: names in the table of what else has its name.
+    """
+
+    __slots__ = ("beside", "block", "end", "is_kept", "other_size", "others", "size")
+
+    def __init__(self, block: int | None, end: int | None, size: float) -> None:
+        self.block, self.end, self.size = block, end, size
+        self.is_kept = False
+        self.others, self.other_size = 0, 0.0
+        self.beside: list[str] = []
+
+    @classmethod
+    def of(cls, looks: Looks) -> Form:
+        """A form by what it looks like."""
+        block, end, size, is_kept = looks
+        self = cls(block, end, size)
+        self.is_kept = is_kept
+        return self
+
+    def looks(self) -> Looks:
+        """What another process needs of it."""
+        return self.block, self.end, self.size, self.is_kept
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -61,7 +99,10 @@ class Stay:
     computed there; `shared_tokens`: the part that others had there before it came, which is kept
     for them anyway. `is_unserved`: nothing was computed since its last turn began; unless that
     still runs, the next request is that turn again. `is_dropped`: the table has forgotten it.
-    `past`: its last turn as its engine counted it, None before the first.
+
+    `key`: its name in the table; empty while it is in none, as nobody knows yet whether it is one
+    request or a session. `form`: what its prompts look like. `past`: its last turn as its engine
+    counted it, None before the first.
     """
 
     cache: EngineCache
@@ -74,15 +115,24 @@ class Stay:
     shared_tokens: int
     is_unserved: bool
     is_dropped: bool
+    key: str
+    form: Form | None
     past: Past | None
 
-    def __init__(self, cache: EngineCache, turn: int, used_s: float) -> None:
+    def __init__(self, cache: EngineCache, turn: int, used_s: float, key: str = "") -> None:
         self.cache, self.turn, self.used_s = cache, turn, used_s
         self.running = self.tokens = self.kept_tokens = self.shared_tokens = 0
         self.idle_since_s = used_s
         self.is_unserved = True
         self.is_dropped = False
+        self.key = key
+        self.form = None
         self.past = None
+
+    @property
+    def is_idle_unserved(self) -> bool:
+        """Whether the next request is its last turn again."""
+        return self.is_unserved and not self.running
 
     @property
     def own_tokens(self) -> int:
@@ -90,8 +140,10 @@ class Stay:
         return max(0, self.tokens - self.shared_tokens)
 
 
-Row = tuple[str, str, int, float, int]
-"""A session's id, instance, turn, last use, and the tokens that are kept for it alone."""
+Row = tuple[str, str, int, float, int, Looks | None]
+"""A session's id, instance, turn, last use, the tokens that are kept for it alone, its form."""
+Adopted = tuple[str, EngineCache, int, float, int, Looks | None]
+"""The same with the instance's cache in this process."""
 
 
 class Sessions:
@@ -117,6 +169,11 @@ class Sessions:
         self._expire(now_s)
         home = self._homes.get(session_id) if session_id is not None else None
         return None if home is None or home.cache.is_lost else home.cache.name
+
+    def entry(self, session_id: str, now_s: float) -> Stay | None:
+        """What the table has of a session, also of one whose cache is lost."""
+        self._expire(now_s)
+        return self._homes.get(session_id)
 
     def live(self, cache: EngineCache) -> LiveKv:
         """The KV of the sessions that live in a cache; of a lost one nothing is kept."""
@@ -147,36 +204,34 @@ class Sessions:
         now_s: float,
         tokens: int = 0,
         shared_tokens: int = 0,
+        begun: Stay | None = None,
     ) -> Stay | None:
         """Note that the session's next turn is served there; `ended` follows when it is over.
 
         `tokens`: of its prompt; `shared_tokens`: that others had there, counted at its first turn.
+        `begun`: its first turn, of which it was not known that others would follow.
         None for a request without a session.
         """
         if session_id is None:
             return None
         self._expire(now_s)
         stay = self._homes.get(session_id)
-        if stay is None:
-            stay = self._homes[session_id] = Stay(cache, 0, now_s)
-            cache.sessions += 1
-            stay.shared_tokens = shared_tokens
-        else:
+        if stay is not None:
             self._homes.move_to_end(session_id)
-            is_again = stay.is_unserved and not stay.running
-            if not stay.running and not is_again:
+            if not stay.running and not stay.is_unserved:
                 self.curve.returned(now_s - stay.idle_since_s)
             self._take_out(stay)
-            if stay.cache.is_lost:
-                stay.turn, stay.shared_tokens = 0, shared_tokens
-            elif not is_again:
-                stay.turn += 1
-            stay.is_unserved = True
-            if stay.cache is not cache:
-                stay.kept_tokens = 0
-            stay.cache.sessions -= 1
-            stay.cache, stay.used_s = cache, now_s
+            self._next_turn(stay, cache, now_s, shared_tokens)
+        elif begun is not None:
+            # Its first turn was in no table, and so was not counted.
+            stay = self._homes[session_id] = begun
+            stay.key = session_id
+            stay.cache.sessions += 1
+            self._next_turn(stay, cache, now_s, shared_tokens)
+        else:
+            stay = self._homes[session_id] = Stay(cache, 0, now_s, session_id)
             cache.sessions += 1
+            stay.shared_tokens = shared_tokens
         stay.running += 1
         stay.tokens = tokens
         self.live(cache).running += stay.own_tokens
@@ -184,9 +239,24 @@ class Sessions:
             self._drop(next(iter(self._homes)), now_s)
         return stay
 
+    def _next_turn(self, stay: Stay, cache: EngineCache, now_s: float, shared_tokens: int) -> None:
+        if stay.cache.is_lost:
+            stay.turn, stay.shared_tokens = 0, shared_tokens
+        elif not stay.is_idle_unserved:
+            stay.turn += 1
+        stay.is_unserved = True
+        if stay.cache is not cache:
+            stay.kept_tokens = 0
+        stay.cache.sessions -= 1
+        stay.cache, stay.used_s = cache, now_s
+        cache.sessions += 1
+
     def move(self, stay: Stay | None, cache: EngineCache) -> None:
         """The same turn goes on elsewhere, also when its old home was lost meanwhile."""
         if stay is None or stay.is_dropped:
+            return
+        if not stay.key:  # not counted as long as it is in no table
+            stay.cache = cache
             return
         stay.cache.sessions -= 1
         self.live(stay.cache).running -= stay.own_tokens
@@ -200,14 +270,17 @@ class Sessions:
         """A request of the session is over; `tokens`: its prompt and output, None if it failed."""
         if stay.is_dropped:
             return
-        live = self.live(stay.cache)
-        live.running -= stay.own_tokens
+        live = self.live(stay.cache) if stay.key else None
+        if live is not None:
+            live.running -= stay.own_tokens
         stay.running -= 1
         if tokens is not None:
             stay.kept_tokens = tokens
             stay.is_unserved = False
         stay.tokens = stay.kept_tokens
-        if stay.running:
+        if live is None:
+            stay.idle_since_s = now_s
+        elif stay.running:
             live.running += stay.own_tokens
         else:
             stay.idle_since_s = live.becomes_idle(stay.own_tokens, now_s)
@@ -230,21 +303,37 @@ class Sessions:
         self._drop(session_id, math.inf)
         return not home.cache.is_lost
 
+    def forget(self, session_id: str, now_s: float) -> None:
+        """Forget a session of which nobody said that it has ended."""
+        if session_id in self._homes:
+            self._drop(session_id, now_s)
+
+    def take_off(self, session_id: str) -> Stay | None:
+        """Take a session off the table that may have been one request only; it may come back."""
+        stay = self._homes.pop(session_id, None)
+        if stay is not None:
+            self._take_out(stay)
+            stay.cache.sessions -= 1
+            stay.key = ""
+        return stay
+
     def rows(self) -> Iterator[Row]:
-        """The sessions that have a home at this moment; the longest idle first."""
-        homes = [(s, home) for s, home in self._homes.items() if not home.cache.is_lost]
+        """The sessions that have a home and a name at this moment; the longest idle first."""
+        named = [(s, home) for s, home in self._homes.items() if MARK not in s]
+        homes = [(s, home) for s, home in named if not home.cache.is_lost]
         return map(_row, homes)
 
-    def adopt(self, rows: Iterable[tuple[str, EngineCache, int, float, int]]) -> None:
+    def adopt(self, rows: Iterable[tuple[str, EngineCache, int, float, int, Looks | None]]) -> None:
         """Take over rows of another table, the longest idle first; older than anything here."""
         taken: list[Stay] = []
-        for session_id, cache, turn, used_s, tokens in reversed(list(rows)):
+        for session_id, cache, turn, used_s, tokens, looks in reversed(list(rows)):
             if session_id not in self._homes and len(self._homes) < self._max:
-                stay = self._homes[session_id] = Stay(cache, turn, used_s)
+                stay = self._homes[session_id] = Stay(cache, turn, used_s, session_id)
                 self._homes.move_to_end(session_id, last=False)
                 cache.sessions += 1
                 stay.tokens = stay.kept_tokens = tokens
                 stay.is_unserved = False
+                stay.form = None if looks is None else Form.of(looks)
                 taken.append(stay)
         self._none_expires_until_s = -math.inf
         for stay in reversed(taken):
@@ -273,7 +362,8 @@ class Sessions:
 
 def _row(entry: tuple[str, Stay]) -> Row:
     session_id, home = entry
-    return session_id, home.cache.name, home.turn, home.used_s, home.own_tokens
+    looks = None if home.form is None else home.form.looks()
+    return session_id, home.cache.name, home.turn, home.used_s, home.own_tokens, looks
 
 
 class StoredResponses:

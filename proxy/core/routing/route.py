@@ -41,6 +41,7 @@ class Route:
     `key_tokens`: the hit on D that the prompt's key predicts, see `core.kvcache.trust`.
     `is_queued`: other prompts, or KV in use, were before it. `measured`: the time its prefill took,
     until the answer tells how much of it was cached.
+    `turn`: None where it is no turn of its session.
     `mistake`: the policy's exception; this attempt was then placed by load. `home`: the instance
     on which the session lived before, None where it had none; `stay`: the session's life on D, of
     which this request is a part until it ends. `claim`: what D's KV events said of the prompt.
@@ -56,7 +57,7 @@ class Route:
     new_tokens: int
     new_tokens_prefill: int | None
     lease: Lease
-    turn: int
+    turn: int | None
     predicted_ttft_s: float
     predicted_transfer_s: float | None
     predicted_prefill_s: float
@@ -94,7 +95,7 @@ class Route:
         new_tokens: int,
         new_tokens_prefill: int | None,
         lease: Lease,
-        turn: int,
+        turn: int | None,
         predicted_ttft_s: float,
         predicted_transfer_s: float | None = None,
         predicted_ttft_bound_s: float | None = None,

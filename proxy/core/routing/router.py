@@ -19,10 +19,11 @@ from proxy.core.fleet.health import State
 from proxy.core.fleet.members import Fleet, Member
 from proxy.core.fleet.output_tokens import OutputTokens
 from proxy.core.instances import InstanceState
+from proxy.core.kvcache.conversations import NOBODY, Conversations, Found
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.published_index import PublishedIndex
 from proxy.core.kvcache.reuse import Reuse, is_far_above
-from proxy.core.kvcache.sessions import Sessions, StoredResponses
+from proxy.core.kvcache.sessions import Past, Sessions, Stay, StoredResponses
 from proxy.core.kvcache.trust import Counts, Trust
 from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
@@ -93,6 +94,7 @@ class Router:
         self.slo_pressure = SloPressure(config.tpot_slo_s)
         self._tracker = LatencyTracker(self.latency, self.slo_pressure)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
+        self.conversations = Conversations(self.sessions, config.max_sessions, config.session_ttl_s)
         self.responses = StoredResponses(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
         self.reuse = Reuse(self.prefixes)
@@ -239,10 +241,9 @@ class Router:
         """Whether nothing is learned from an instance's usage: it disagrees with the others'."""
         return self.fleet.states.of(name).is_usage_doubted
 
-    def refine(self, facts: RequestFacts) -> None:
+    def refine(self, facts: RequestFacts, now_s: float) -> None:
         """Correct a prompt's estimated length by what its session's last one was counted as."""
-        stay = self.sessions.stay(facts.session_id)
-        self.trust.refine(facts, stay.past if stay is not None else None)
+        self.trust.refine(facts, self.conversations.find(facts, now_s).past)
         self.published.refine(facts)
 
     def least_new_tokens(self, facts: RequestFacts) -> int:
@@ -256,6 +257,7 @@ class Router:
         choice: Choice | None = None
         shadowed: Shadowed | None = None
         busy: list[tuple[Member, Busy]] = []
+        found = self.conversations.find(facts, now_s)
         if facts.holder is not None:
             free = self._at_holder(facts, facts.holder, now_s, exclude=())
             if isinstance(free, Reject):
@@ -264,10 +266,10 @@ class Router:
             members, busy = self._past_gate(facts, now_s, exclude=())
             if not members and not (self._may_split(facts) and _can_share(busy)):
                 return self._rejection(facts.model, busy, now_s)
-            free = self._candidates(facts, self._warm(facts, members, now_s), now_s)
-        view = self._view(facts, free, now_s)
+            free = self._candidates(facts, self._warm(found, members, now_s), now_s, found.past)
+        view = self._view(facts, free, found, now_s)
         if busy and self._may_split(facts):
-            self._add_one_role(view, busy)
+            self._add_one_role(view, busy, found.past)
         if len(free):
             choice = self._decide(view)
             shadowed = self._shadow.look(view, choice) if self._shadow else None
@@ -275,7 +277,7 @@ class Router:
             choice = split(view)
         if choice is None:
             return self._rejection(facts.model, busy, now_s)
-        route = self._reserve(facts, choice, shadowed, now_s)
+        route = self._reserve(facts, choice, shadowed, found, now_s)
         route.home = view.home
         return route
 
@@ -326,7 +328,8 @@ class Router:
     def _place_again(
         self, route: Route, facts: RequestFacts, free: Candidates, now_s: float
     ) -> Choice:
-        choice = self._together(facts, free, now_s)
+        found = Found(route.stay.key or None, route.stay) if route.stay is not None else NOBODY
+        choice = self._together(facts, free, found, now_s)
         d = choice.decode
         self.sessions.move(route.stay, self.fleet.states.of(d.instance.name).cache)
         route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
@@ -334,9 +337,11 @@ class Router:
         route.key_tokens = d.key_tokens
         return choice
 
-    def _together(self, facts: RequestFacts, free: Candidates, now_s: float) -> Choice:
+    def _together(
+        self, facts: RequestFacts, free: Candidates, found: Found, now_s: float
+    ) -> Choice:
         """Where a prompt is best computed and answered: the D of a pair may be a bad place."""
-        view = self._view(facts, free, now_s)
+        view = self._view(facts, free, found, now_s)
         view.transfers = NO_OFFLOADS
         return self._decide(view)
 
@@ -358,7 +363,8 @@ class Router:
         free = self.beside(facts, (left,), now_s, is_placed=False)
         if isinstance(free, Reject):
             return free
-        return self._together(facts, free, now_s).decode.instance
+        found = self.conversations.find(facts, now_s)
+        return self._together(facts, free, found, now_s).decode.instance
 
     def move(
         self, route: Route, facts: RequestFacts, free: Candidates, output_tokens: int, now_s: float
@@ -426,7 +432,7 @@ class Router:
             self._block_uses.computed(route, facts)
         charge, stay = self.ledger.charge, route.stay
         charges = charge(name, Phase.DECODE, route.prompt_tokens)
-        if stay is not None and 0 < stay.shared_tokens <= route.prompt_tokens:
+        if stay is not None and stay.key and 0 < stay.shared_tokens <= route.prompt_tokens:
             charges = (*charges, *charge(name, Phase.SHARED, stay.shared_tokens))
         route.lease.replace(charges)
 
@@ -572,8 +578,10 @@ class Router:
         free, busy = self._past_gate(facts, now_s, exclude)
         if not free:
             return self._rejection(facts.model, busy, now_s)
-        taking_part = self._warm(facts, free, now_s) if is_placed else free
-        return self._candidates(facts, taking_part, now_s)
+        found = self.conversations.find(facts, now_s)
+        if is_placed:
+            free = self._warm(found, free, now_s)
+        return self._candidates(facts, free, now_s, found.past)
 
     def _past_gate(
         self, facts: RequestFacts, now_s: float, exclude: Collection[str]
@@ -615,14 +623,16 @@ class Router:
         is_heavy = facts.prompt_tokens >= self.config.heavy_threshold
         return is_heavy and facts.offloadable and self._transfers.can_offload
 
-    def _add_one_role(self, view: PlacementView, busy: list[tuple[Member, Busy]]) -> None:
+    def _add_one_role(
+        self, view: PlacementView, busy: list[tuple[Member, Busy]], past: Past | None
+    ) -> None:
         """Add to a view the instances that a busy threshold leaves one role of an offload."""
         for_p = [member for member, state in busy if state.may_prefill]
         for_d = [member for member, state in busy if state.may_decode]
         if for_p:
-            view.prefill_only = self._candidates(view.facts, for_p, view.now_s)
+            view.prefill_only = self._candidates(view.facts, for_p, view.now_s, past)
         if for_d:
-            view.decode_only = self._candidates(view.facts, for_d, view.now_s)
+            view.decode_only = self._candidates(view.facts, for_d, view.now_s, past)
         view.busy_peers = [member.instance for member, state in busy if not state.may_prefill]
 
     def _at_holder(
@@ -639,12 +649,14 @@ class Router:
             return Reject(busy.check, retry_after_s([wait_s]), wait_s)
         return self._candidates(facts, [member], now_s)
 
-    def _warm(self, facts: RequestFacts, free: list[Member], now_s: float) -> list[Member]:
+    def _warm(self, found: Found, free: list[Member], now_s: float) -> list[Member]:
         if not self.fleet.is_weighed:
             return free
-        return self.fleet.warm(free, self.sessions.home(facts.session_id, now_s), now_s)
+        return self.fleet.warm(free, found.home, now_s)
 
-    def _candidates(self, facts: RequestFacts, members: list[Member], now_s: float) -> Candidates:
+    def _candidates(
+        self, facts: RequestFacts, members: list[Member], now_s: float, past: Past | None = None
+    ) -> Candidates:
         if members != self._members:
             # Nearly always the members of the last decision.
             instances = [member.instance for member in members]
@@ -664,8 +676,6 @@ class Router:
                     hits[at] = self.reuse.expected(
                         caches[at], facts, held, hits[at], goes_on=goes_on
                     )
-        stay = self.sessions.stay(facts.session_id)
-        past = stay.past if stay is not None else None
         believed = self.trust.believed(facts, past, caches, hits, is_exact)
         return Candidates(
             prompt_tokens=facts.prompt_tokens,
@@ -688,20 +698,22 @@ class Router:
             times=[state.times or self.latency.of(state.name) for state in states],
         )
 
-    def _view(self, facts: RequestFacts, free: Candidates, now_s: float) -> PlacementView:
-        home = self.sessions.home(facts.session_id, now_s)
+    def _view(
+        self, facts: RequestFacts, free: Candidates, found: Found, now_s: float
+    ) -> PlacementView:
         self.sessions.renew_curve(now_s)
+        sessions, states = self.sessions, self.fleet.states
         return PlacementView(
             self.config,
             facts,
-            home,
+            found.home,
             free,
             self._up_loads,
             now_s,
             self.latency,
             self._transfers,
             self.slo_pressure.price,
-            session_kv=LiveSessionKv(facts, self.sessions, self.prefixes, self.fleet.states, now_s),
+            session_kv=LiveSessionKv(facts, sessions, self.prefixes, states, now_s, found),
         )
 
     def _up_loads(self) -> list[Load]:
@@ -709,14 +721,16 @@ class Router:
         return [member.state.account.load() for member in self.fleet.up()]
 
     def _reserve(
-        self, facts: RequestFacts, choice: Choice, shadowed: Shadowed | None, now_s: float
+        self,
+        facts: RequestFacts,
+        choice: Choice,
+        shadowed: Shadowed | None,
+        found: Found,
+        now_s: float,
     ) -> Route:
         d, p = choice.decode, choice.prefill
         home = self.fleet.states.of(d.instance.name).cache
-        shared = d.hit_tokens
-        stay = self.sessions.assign(
-            facts.session_id, home, now_s, facts.prompt_tokens, shared_tokens=shared
-        )
+        stay = self.conversations.assign(found, facts, home, now_s, d.hit_tokens)
         if choice.placed:
             self.fleet.placed(d.instance.name)
         predicted_s = choice.predicted_ttft_s
@@ -731,7 +745,7 @@ class Router:
             new_tokens=d.new_tokens,
             new_tokens_prefill=p.new_tokens if p else None,
             lease=self.ledger.open(()),
-            turn=stay.turn if stay is not None else 0,
+            turn=_turn(facts, stay),
             predicted_ttft_s=predicted_s,
             predicted_ttft_bound_s=self.latency.ttft_bound_s(predicted_s),
             predicted_transfer_s=choice.predicted_transfer_s,
@@ -777,6 +791,13 @@ def _hit_tokens(facts: RequestFacts, blocks: dict[str, int], names: list[str]) -
             last, tokens = count, facts.hit_tokens(count)
         hits.append(tokens)
     return hits
+
+
+def _turn(facts: RequestFacts, stay: Stay | None) -> int | None:
+    """The number of the turn; None where a request under a session's name is none of its turns."""
+    if stay is None:
+        return 0 if facts.takes_turn else None
+    return stay.turn if stay.key or facts.session_id is None else None
 
 
 def _shadow_of(config: RouterConfig) -> Shadow | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from proxy.core.instances import InstanceStates
+from proxy.core.kvcache.conversations import Found
 from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.sessions import Sessions
@@ -29,10 +30,10 @@ class LiveSessionKv(SessionKv):
         prefixes: PrefixIndex,
         states: InstanceStates,
         now_s: float,
+        found: Found,
     ) -> None:
-        self._facts, self._now_s = facts, now_s
+        self._facts, self._now_s, self._found = facts, now_s, found
         self._sessions, self._prefixes, self._states = sessions, prefixes, states
-        self._stay = sessions.stay(facts.session_id)
 
     def fullest_tokens(self, names: Sequence[str]) -> int:
         """See `SessionKv`."""
@@ -59,15 +60,15 @@ class LiveSessionKv(SessionKv):
         return blocks * facts.block_tokens
 
     def _excess(self, cache: EngineCache, hit_tokens: int, kv_tokens: int) -> float:
-        facts, stay, curve = self._facts, self._stay, self._sessions.curve
-        if facts.session_id is None:
+        facts, stay, curve = self._facts, self._found.stay, self._sessions.curve
+        if self._found.key is None:
             return 0.0
         live = self._sessions.live(cache).tokens(curve, self._now_s)
         if stay is None:
             own = float(facts.prompt_tokens - hit_tokens)
         else:
             own = float(max(0, facts.prompt_tokens - stay.shared_tokens))
-            if stay.cache is cache:
+            if stay.cache is cache and stay.key:
                 kept = 1.0 if stay.running else curve.chance(self._now_s - stay.idle_since_s)
                 live -= stay.own_tokens * kept
         doubt = DOUBT_RATIO * kv_tokens

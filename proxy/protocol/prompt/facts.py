@@ -8,14 +8,21 @@ is no tokenizer: bytes per token, and tokens per image, are learned from the eng
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
+from xxhash import xxh3_64_intdigest
 
 from proxy.core.types import BYTES_PER_TOKEN_PRIOR, MEDIA_PRIOR, UNIT_TOKENS, RequestFacts
 from proxy.protocol.endpoints import Salting, endpoint_of
+from proxy.protocol.names.session_names import (
+    NO_NAMES,
+    InBody,
+    SessionNames,
+    is_text,
+    of_tenant,
+    plain_name,
+)
 from proxy.protocol.offloadable import COMPLETIONS, is_offloadable, whole_number
 from proxy.protocol.prompt.rendered import LAST_ENDS, Rendered, Texts
 
@@ -23,20 +30,9 @@ BLOCK_BYTES = 1024
 PART_RATIO = 0.4
 """Part of a block by which two prompts go on to be alike after their last common one: half of it,
 less what an engine does not count, half a block of its own (8 to 32 tokens)."""
-SESSION_HEADERS = (
-    "X-Session-ID",
-    "X-Session-Affinity",
-    "X-Correlation-ID",
-    "x-claude-code-session-id",
-    "session-id",
-    "thread-id",
-    "X-Dynamo-Session-ID",
-)
 MOST_ANSWER_CHARS = 16_384
 """Of a longer answer in a conversation the text is not kept."""
 _SEPARATOR = b"\x1f"
-_HALVES = re.compile(r"[\ud800-\udfff]")
-_SESSION_ID_MAX = 128
 _PROGRAM_CHARS = 64
 MODEL_CHARS = 256
 MOST_VALUES, MOST_VALUES_SMALL = 1 << 18, 1 << 13
@@ -50,54 +46,9 @@ ID_BYTES = 4
 _UNIT_BYTES = UNIT_TOKENS * ID_BYTES
 
 
-def session_identity(headers: Mapping[str, str], in_body: str | None) -> str | None:
-    """The session's name: a header's, else the body's (`session_in`), else None.
-
-    Long names are hashed, so that the session table's memory is bounded by its count.
-    """
-    for header in SESSION_HEADERS:
-        if given := headers.get(header):
-            return bounded(given)
-    return in_body
-
-
-def session_in(body: Mapping[str, Any]) -> str | None:
-    """The session's name by the first body field that gives one; None without any."""
-    metadata = body.get("metadata")
-    named = (
-        body.get("session_id"),
-        metadata.get("session_id") if isinstance(metadata, dict) else None,
-        body.get("prompt_cache_key"),
-        body.get("previous_response_id"),
-    )
-    return next((bounded(name) for value in named if (name := _name(value))), None)
-
-
-def _name(value: Any) -> str:
-    """A string, or a whole number as its digits; empty for any other value."""
-    return str(value) if type(value) in (str, int) else ""
-
-
-def bounded(session_id: str) -> str:
-    """A session's key: its name, or a digest of one that is long or not text."""
-    if len(session_id) <= _SESSION_ID_MAX and _is_text(session_id):
-        return session_id
-    return xxh3_128_hexdigest(session_id.encode("utf-8", "surrogatepass"))
-
-
 def encodable(text: str) -> str:
     """A text with halves of surrogate pairs written out: logs and other processes get UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
-def of_tenant(session_id: str | None, tenant: str | None) -> str | None:
-    """The key of a tenant's session. Tenant names have no slash, so keys cannot collide."""
-    return session_id if session_id is None or tenant is None else f"{tenant}/{session_id}"
-
-
-def _is_text(name: str) -> bool:
-    """Whether the name can be encoded: a header's bytes that are not UTF-8 cannot."""
-    return name.isascii() or _HALVES.search(name) is None
 
 
 def prompt_bytes(
@@ -185,7 +136,7 @@ def last_answer(body: Mapping[str, Any], ends: int) -> tuple[str, int]:
             if not isinstance(text, str) or item.get("tool_calls"):
                 return NO_ANSWER
             at = ends - back - 1
-            is_kept = len(text) <= MOST_ANSWER_CHARS and at >= 0 and _is_text(text)
+            is_kept = len(text) <= MOST_ANSWER_CHARS and at >= 0 and is_text(text)
             return (text, at) if is_kept else NO_ANSWER
     return NO_ANSWER
 
@@ -280,10 +231,10 @@ def prompt_facts(
         return None
     texts, ends = found.texts, found.ends
     prompt = _SEPARATOR.join(texts)
-    model = encodable(_name(body.get("model"))[:MODEL_CHARS])
+    model = encodable(plain_name(body.get("model"))[:MODEL_CHARS])
     is_computed = endpoint_of(endpoint).salting is not Salting.NO_KV
     most = body.get("truncate_prompt_tokens") if is_computed else 0
-    salt = _name(body.get("cache_salt"))
+    salt = plain_name(body.get("cache_salt"))
     root = f"{model}\0{salt}".encode("utf-8", "surrogatepass")
     ids = _count_ids(body.get("prompt")) if endpoint == COMPLETIONS else 0
     has_units = most is None and ids * ID_BYTES == len(prompt)
@@ -325,18 +276,20 @@ class TokenEstimator:
     ) -> None:
         self._bytes_per_token = bytes_per_token
         self._media_tokens = media_tokens
+        self.names = SessionNames()
 
     def facts(
         self,
         prompt: PromptFacts,
         headers: Mapping[str, str],
-        session: str | None = None,
+        in_body: InBody = NO_NAMES,
         tenant: str | None = None,
     ) -> RequestFacts:
-        """The facts of a request. `session`: its session's name by its body.
+        """The facts of a request. `in_body`: its session's name by its body.
 
         Sessions of two tenants are different ones, even with the same name.
         """
+        name, own_id = self.names.of(headers, in_body)
         ids, size = prompt.ids, prompt.bytes
         ratio = self._bytes_per_token(prompt.model)
         tokens = ids or max(1, round(size / ratio))
@@ -350,7 +303,7 @@ class TokenEstimator:
         block_tokens = BLOCK_BYTES * (ids / max(1, size) if ids else 1 / ratio)
         return RequestFacts(
             model=prompt.model,
-            session_id=of_tenant(session_identity(headers, session), tenant),
+            session_id=of_tenant(name, tenant),
             tenant=tenant or "",
             prompt_tokens=tokens,
             block_hashes=prompt.hashes,
@@ -361,6 +314,8 @@ class TokenEstimator:
             part_tokens=PART_RATIO * block_tokens,
             media=media,
             client=client_kind(prompt.dialect, headers),
+            own_id=of_tenant(own_id, tenant),
+            takes_turn=prompt.kept != 0 and prompt.bytes > 0,
         )
 
 

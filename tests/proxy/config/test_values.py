@@ -6,7 +6,14 @@ import pytest
 
 from proxy.config.load import load
 from proxy.config.sources import ConfigError
-from proxy.config.values import EventsAt, InstanceSpec, TenantWeight, events_text, weight_list
+from proxy.config.values import (
+    EventsAt,
+    InstanceSpec,
+    TenantWeight,
+    events_text,
+    header_list,
+    weight_list,
+)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +93,32 @@ def test_weights_of_tenants_read_back():
     assert weights == (TenantWeight("a", 4.0), TenantWeight("team-b", 0.5))
     assert weight_list([str(weight) for weight in weights]) == weights
     assert weight_list("") == ()
+
+
+def test_headers_in_their_order():
+    assert header_list("x-b, X-A,session_id") == ("x-b", "X-A", "session_id")
+    assert header_list(["x-b"]) == ("x-b",)
+    assert header_list("") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x a", "'x a' is no header's name, or is over 64 characters"),
+        ("x-a:1", "'x-a:1' is no header's name"),
+        ("é", "'é' is no header's name"),
+        ("x" * 65, "is over 64 characters"),
+        ("x-a,X-A", "header 'x-a' is given twice"),
+        (",".join(f"x-{n}" for n in range(17)), "17 headers, at most 16"),
+        ("Authorization", "'authorization' holds a secret"),
+        ("x-a,cookie", "'cookie' holds a secret"),
+    ],
+)
+def test_what_can_name_no_session(text, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        header_list(text)
+    with pytest.raises(ConfigError, match=r"session.headers.*" + re.escape(words)):
+        load(["--instances", "a:1", "--session-headers", text], {})
 
 
 @pytest.mark.parametrize(

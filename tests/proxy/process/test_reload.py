@@ -94,6 +94,19 @@ async def test_instances_and_thresholds_change_together(tmp_path: Path) -> None:
                 assert (await health.json())["config_reload"]["result"] == "unchanged"
 
 
+async def test_the_headers_that_name_sessions_change(tmp_path: Path) -> None:
+    async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
+        instances, log = addresses(fleet), str(tmp_path / "log.jsonl")
+        headers = {"X-Session-ID": "a", "x-chat": "b"}
+        async with from_file(tmp_path, instances) as (proxy, path):
+            await proxy.post(chat("x"), headers=headers)
+            rewrite(path, toml(instances, request_log=log, session_headers=["x-chat"]))
+            assert await proxy.server.reloader.reload("test") == "applied"
+            await proxy.post(chat("x"), headers=headers)
+            records = await proxy.records(2)
+    assert [one["session_id"] for one in records] == ["a", "b"]
+
+
 async def test_a_bootstrap_server_that_was_found_may_be_named_and_left_out(tmp_path: Path) -> None:
     """Nothing is drained by that; one that was given can't change under the instance."""
     async with SimFleet(1, speed=1.0, tick=0.0) as fleet:

@@ -10,10 +10,11 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import FleetControl
 from proxy.core.thermal.orders import BatchOrder
-from proxy.core.types import Instance, RouterConfig
+from proxy.core.types import Instance, RequestFacts, RouterConfig
 from proxy.process import snapshot
 from replayer.simulator.host import SimFleet
 from tests.support.harness import ServedProxy, addresses, chat, words
@@ -84,7 +85,9 @@ async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> 
     urls = {"a": "http://127.0.0.1:1", "b": "http://127.0.0.1:2", "c": "http://127.0.0.1:3"}
     for name, url in urls.items():
         lines.append({"instance": name, "url": url, "start_s": None, "runs": [[1, 2**64 - 1]]})
-    lines.append({"sessions": [[f"of-{name}", name, 3, time.monotonic(), 0] for name in urls]})
+    lines.append(
+        {"sessions": [[f"of-{name}", name, 3, time.monotonic(), 0, None] for name in urls]}
+    )
     async with ServedProxy(tmp_path / "log", ["a=127.0.0.1:1", "b=127.0.0.1:9"]) as proxy:
         file = io.BytesIO(b"\n".join(map(orjson.dumps, lines)))
         snapshot.take(proxy.router, FleetControl(), file, time.monotonic())
@@ -100,6 +103,24 @@ def serving(*names: str) -> Router:
     for name in names:
         router.add(Instance(name, f"http://{name}"))
     return router
+
+
+async def test_a_title_takes_no_turn_of_a_session_that_was_taken_over() -> None:
+    def asks(first: int, blocks: int) -> RequestFacts:
+        return RequestFacts("m", "s", 256 * blocks, range(first, first + blocks), 256.0)
+
+    old, new = serving("a"), serving("a")
+    route = old.admit(asks(0, 20), 0.0)
+    assert isinstance(route, Route)
+    old.finish(route, 1.0)
+    snapshot.take(new, FleetControl(), await snapshot.leave(old, FleetControl()), 2.0)
+    turns = []
+    for facts in (asks(900, 2), asks(0, 22)):
+        route = new.admit(facts, 3.0)
+        assert isinstance(route, Route)
+        turns.append((route.turn, route.home))
+        new.finish(route, 4.0)
+    assert turns == [(None, None), (1, "a")]
 
 
 async def test_orders_hold_on_for_the_rest_of_their_time() -> None:

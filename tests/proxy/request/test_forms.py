@@ -53,7 +53,11 @@ def test_the_model_is_found_wherever_it_is(size: int, at: int) -> None:
 def test_fields_beside_it_are_read_as_of_json() -> None:
     parts = field("model", b"w"), field("session_id", b"s-1"), field("user", b"u"), file()
     found = read_form(form(*parts), KIND)
-    assert (found.session, found.fields["session_id"], found.fields["user"]) == ("s-1", "s-1", "u")
+    assert (found.session, found.fields["session_id"], found.fields["user"]) == (
+        ("s-1", None),
+        "s-1",
+        "u",
+    )
 
 
 @pytest.mark.parametrize(

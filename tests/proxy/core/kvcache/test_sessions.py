@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from proxy.core.kvcache.engine_cache import EngineCache
-from proxy.core.kvcache.sessions import Sessions, Stay, StoredResponses
+from proxy.core.kvcache.sessions import Adopted, Sessions, Stay, StoredResponses
 from tests.support.caches import Caches
 
 TTL_S, MAX = 10.0, 4
@@ -257,9 +257,12 @@ def test_a_move_outlasts_its_old_home() -> None:
     assert (sessions.home("s", 0.0), at["a"].sessions, at["b"].sessions) == ("b", 0, 1)
 
 
-def rows_of(sessions: Sessions, at: Caches) -> list[tuple[str, EngineCache, int, float, int]]:
+def rows_of(sessions: Sessions, at: Caches) -> list[Adopted]:
     """The rows of a table, with the caches that another one has for their names."""
-    return [(s, at[name], turn, used_s, n) for s, name, turn, used_s, n in sessions.rows()]
+    return [
+        (s, at[name], turn, used_s, tokens, looks)
+        for s, name, turn, used_s, tokens, looks in sessions.rows()
+    ]
 
 
 def test_rows_are_older_than_what_is_there_and_leave_first() -> None:
@@ -283,15 +286,15 @@ def test_rows_are_taken_over_behind_what_is_there() -> None:
         old.assign(name, old_at[f"on-{name}"], float(at))
     old.assign("b", old_at["moved"], 4.0, tokens=70)
     assert list(old.rows()) == [
-        ("c", "on-c", 0, 2.0, 0),
-        ("d", "on-d", 0, 3.0, 0),
-        ("b", "moved", 1, 4.0, 70),
+        ("c", "on-c", 0, 2.0, 0, None),
+        ("d", "on-d", 0, 3.0, 0, None),
+        ("b", "moved", 1, 4.0, 70, None),
     ]
     new.adopt(rows_of(old, new_at))
     assert list(new.rows()) == list(old.rows())
     assert [new_at[name].sessions for name in ("on-c", "on-d", "moved")] == [1, 1, 1]
     assert new.live(new_at["moved"]).idle_tokens == 70
-    new.adopt([("e", new_at["on-e"], 0, 5.0, 1), ("c", new_at["elsewhere"], 0, 5.0, 1)])
+    new.adopt([("e", new_at["on-e"], 0, 5.0, 1, None), ("c", new_at["elsewhere"], 0, 5.0, 1, None)])
     assert list(new.rows()) == list(old.rows()), "full, and known"
     assert new.home("c", 12.5) is None
     assert len(new) == 2

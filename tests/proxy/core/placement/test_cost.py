@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.instances import InstanceStates
+from proxy.core.kvcache.conversations import Found
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.sessions import Sessions
 from proxy.core.latency.model import RECENT_S, STEP_PRIOR_S, Latency
@@ -284,7 +285,9 @@ def test_kv_that_does_not_fit_costs_the_same_on_a_slow_instance_as_on_a_quick_on
     for name in "ab":
         sessions.assign(f"on {name}", states.add(name).cache, 0.0, 10 * PROMPT)
     asked = scene([replace(candidate(name), kv_tokens=2 * PROMPT) for name in "ab"])
-    kv = LiveSessionKv(asked.facts, sessions, PrefixIndex(1 << 20), states, 0.0)
+    kv = LiveSessionKv(
+        asked.facts, sessions, PrefixIndex(1 << 20), states, 0.0, Found(asked.facts.session_id)
+    )
     asked = replace(asked, session_kv=kv)
     asked.latency.of("a").prefill.p *= 2.0
     places = [one for one in by_cost(asked).options if one.prefill is None]

@@ -318,7 +318,7 @@ class TestTrust:
         self, r: Router, number: int, tokens: int, cached: int | None, blocks: Sequence[int] = ()
     ) -> Route:
         f = facts("s", tokens, blocks or range(100 * number, 100 * number + 40))
-        r.refine(f)
+        r.refine(f, float(number))
         route = admitted(r, f, float(number))
         r.first_token(route, f, number + 0.1)
         ratio = None if cached is None else cached / tokens

@@ -39,7 +39,8 @@ def lives(r: Router, session: str, name: str, tokens: int, now_s: float) -> None
 
 
 def kv_of(r: Router, f: RequestFacts, now_s: float) -> LiveSessionKv:
-    return LiveSessionKv(f, r.sessions, r.prefixes, r.fleet.states, now_s)
+    found = r.conversations.find(f, now_s)
+    return LiveSessionKv(f, r.sessions, r.prefixes, r.fleet.states, now_s, found)
 
 
 def test_where_there_is_room_nothing_is_displaced_and_nothing_too_much() -> None:

@@ -14,15 +14,11 @@ from hypothesis import strategies as st
 from proxy.core.types import BYTES_PER_TOKEN_PRIOR, UNIT_TOKENS, RequestFacts
 from proxy.protocol.prompt.facts import (
     BLOCK_BYTES,
-    SESSION_HEADERS,
     TokenEstimator,
     block_hashes,
-    bounded,
     most_output_tokens,
     prompt_bytes,
     prompt_facts,
-    session_identity,
-    session_in,
     unit_hashes,
     unit_root,
 )
@@ -60,76 +56,6 @@ def sizes(endpoint: str, body: dict[str, Any]) -> tuple[int, int]:
     prompt = prompt_facts(endpoint, body)
     assert prompt is not None
     return facts(body, endpoint).prompt_tokens, prompt.learnable_bytes
-
-
-class TestSession:
-    SOURCES = (
-        *(("header", name) for name in SESSION_HEADERS),
-        ("body", "session_id"),
-        ("metadata", "session_id"),
-        ("body", "prompt_cache_key"),
-        ("body", "previous_response_id"),
-    )
-
-    def test_the_order_is_the_contracts(self) -> None:
-        assert SESSION_HEADERS == (
-            "X-Session-ID",
-            "X-Session-Affinity",
-            "X-Correlation-ID",
-            "x-claude-code-session-id",
-            "session-id",
-            "thread-id",
-            "X-Dynamo-Session-ID",
-        )
-
-    @pytest.mark.parametrize("first", range(len(SOURCES)))
-    def test_the_first_present_names_the_session(self, first: int) -> None:
-        given: dict[str, dict[str, Any]] = {"header": {}, "body": {}, "metadata": {}}
-        for i, (where, name) in enumerate(self.SOURCES):
-            given[where][name] = f"id-{i}" if i >= first else ""
-        body = {**given["body"], "metadata": given["metadata"]}
-        assert session_identity(given["header"], session_in(body)) == f"id-{first}"
-
-    @pytest.mark.parametrize(
-        ("value", "name"),
-        [
-            ("s", "s"),
-            ("é\0\n", "é\0\n"),
-            (7, "7"),
-            (0, "0"),
-            (10**30, str(10**30)),
-            ("", None),
-            (None, None),
-            (True, None),
-            (1.5, None),
-            ([], None),
-            (["s"], None),
-            ({"id": "s"}, None),
-            (nested(1000, within="list"), None),
-        ],
-        ids=lambda value: repr(value)[:20] if not isinstance(value, list) else "list",
-    )
-    def test_strings_and_whole_numbers_are_names(self, value: Any, name: str | None) -> None:
-        assert session_in({"session_id": value}) == name
-        assert session_in({"metadata": {"session_id": value}}) == name
-
-    @pytest.mark.parametrize("metadata", [None, "s", 1, [{"session_id": "s"}]])
-    def test_metadata_of_another_form_names_nobody(self, metadata: Any) -> None:
-        assert session_in({"metadata": metadata}) is None
-
-    def test_a_value_that_is_no_name_leaves_the_word_to_the_next(self) -> None:
-        assert session_in({"session_id": {}, "prompt_cache_key": "k"}) == "k"
-
-    @given(st.text(min_size=129) | st.just("\ud800" * 200))
-    def test_long_names_are_kept_short_and_apart(self, name: str) -> None:
-        kept = bounded(name)
-        assert len(kept) == 32
-        assert kept == session_identity({"X-Session-ID": name}, None)
-        assert kept != bounded(name + "x")
-
-    @given(st.text(max_size=128))
-    def test_others_stay_as_they_are(self, name: str) -> None:
-        assert bounded(name) == name
 
 
 class TestPrompt:

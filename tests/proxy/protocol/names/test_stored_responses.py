@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocol.stored_responses import Reference, may_be_stored, reference, stored_id
+from proxy.protocol.names.stored_responses import Reference, may_be_stored, reference, stored_id
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(0, 9) | st.text(max_size=8),
