@@ -10,6 +10,7 @@ have not ended, sessions that lived there. What they write into it reaches nobod
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,11 @@ from typing import Final
 
 RUNS_LOOKED_AT: Final = 512
 """Runs whose blocks are counted at most, to learn a cache's size from what was evicted."""
+BLOCK_USUAL: Final = 16
+BLOCK_MOST: Final = 256
+BLOCK_SHOWN: Final = 8
+"""Tokens of an engine's block: as most have it, the most that is believed, and the answers that
+show it: fewer may all be of one prompt."""
 RUNS_PRICED: Final = 16
 """Runs to be evicted whose sessions are looked at; further ones are taken to be like the last."""
 
@@ -231,7 +237,7 @@ class EngineCache:
     and `learned_tokens` as its answers showed; `proven_blocks` and `proven_tokens` it held at once,
     as answers showed before a size was known. `witnesses`: prompts of which it had less than
     expected, and how old what they lack is; `right`: beginnings of prompts of which it had what was
-    expected, and how often.
+    expected, and how often. `found_gcd`: of the cached tokens of so many answers, `found_count`.
     `reserved_blocks`: on their way. `full_ratio`: None when it is to be reckoned again. `holds`: by
     their age. `computing`: the first missing block of each prompt on its way, and how many there
     are; `computing_blocks`: of all of them. `sessions`: how many live there.
@@ -241,6 +247,8 @@ class EngineCache:
         "bit",
         "computing",
         "computing_blocks",
+        "found_count",
+        "found_gcd",
         "full_ratio",
         "holds",
         "is_all_held",
@@ -272,12 +280,25 @@ class EngineCache:
         self.proven_blocks = self.proven_tokens = 0
         self.witnesses: dict[int | str, int] = {}
         self.right: dict[int, int] = {}
+        self.found_gcd = self.found_count = 0
         self.reserved_blocks = 0
         self.full_ratio: float | None = None
         self.holds: dict[int, dict[Hold, None]] = {}
         self.computing: dict[object, tuple[int, int]] = {}
         self.computing_blocks = 0
         self.sessions = 0
+
+    def note_found(self, tokens: int) -> None:
+        """An answer tells so many cached tokens, which are whole blocks of the engine's own."""
+        if tokens > 0:
+            self.found_gcd = math.gcd(self.found_gcd, tokens)
+            self.found_count += 1
+
+    @property
+    def engine_block_tokens(self) -> int:
+        """Tokens of a block of the engine's own: the usual ones until answers have shown them."""
+        shown = self.found_count >= BLOCK_SHOWN and self.found_gcd <= BLOCK_MOST
+        return self.found_gcd if shown else math.gcd(BLOCK_USUAL, self.found_gcd)
 
     @property
     def blocks(self) -> int:

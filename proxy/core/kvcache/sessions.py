@@ -85,9 +85,10 @@ class Past:
         self.block_tokens = 0.0
 
     def predicted(self, prompt_tokens: int) -> int:
-        """Tokens that the next turn's prompt finds of this one's."""
+        """Tokens that the next turn's prompt finds of this one's, in whole blocks of its engine."""
+        block = self.cache.engine_block_tokens
         found = self.prompt_part * self.prompt_tokens + self.answer_part * self.answer_tokens
-        return max(0, min(int(found), prompt_tokens - 1))
+        return max(0, min(int(found), prompt_tokens - 1)) // block * block
 
 
 @dataclass(slots=True, eq=False, init=False)

@@ -31,8 +31,8 @@ NEVER_FOUND: Final = 0.1
 """Below this part of what keys of a kind predict, they predict nothing."""
 GROWTH_MOST: Final = 1.5
 """A prompt that is this much longer than the last one at most may be its next turn."""
-ROUNDING_TOKENS: Final = 64
-"""A prompt that lacks fewer tokens was found whole: engines count in blocks of 16 to 64."""
+ROUNDING_BLOCKS: Final = 2
+"""A prompt that lacks fewer of the engine's blocks was found whole."""
 LEAST_SCALE: Final = 0.5
 MOST_SCALE: Final = 2.0
 KINDS_MAX: Final = 64
@@ -154,6 +154,8 @@ class Trust:
         Gives the session's past for its next turn.
         """
         prompt, cached, answer = counts
+        if cached is not None:
+            cache.note_found(cached)
         kind = self._kind(facts)
         if cached is not None and key_tokens > 2 * facts.block_tokens:
             found = min(1.0, cached / key_tokens)
@@ -182,13 +184,16 @@ class Trust:
     @staticmethod
     def _found(past: Past, kind: Kind, prompt: int, cached: int) -> None:
         """Learn which parts of the last turn this one has found."""
-        before = min(past.prompt_tokens, prompt)
-        if cached >= before - ROUNDING_TOKENS:
+        block, before = past.cache.engine_block_tokens, min(past.prompt_tokens, prompt)
+        if cached > before - ROUNDING_BLOCKS * block:
             past.prompt_part = 1.0
-            if past.answer_tokens > ROUNDING_TOKENS:
-                part = max(0.0, min(1.0, (cached - before) / past.answer_tokens))
+            # Of an answer that ends in its prompt's last block nothing can be told.
+            least = before // block * block
+            most = (before + past.answer_tokens) // block * block
+            if most > least:
+                part = max(0.0, min(1.0, (cached - least) / (most - least)))
                 past.answer_part = part
-                kind.answer_part += KIND_GAIN * (part - kind.answer_part)
+                kind.answer_part += SESSION_GAIN * (part - kind.answer_part)
         else:
             past.prompt_part, past.answer_part = cached / before, 0.0
         kind.prompt_part += KIND_GAIN * (past.prompt_part - kind.prompt_part)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.kvcache.engine_cache import EngineCache
+from proxy.core.kvcache.engine_cache import BLOCK_USUAL, EngineCache
 from proxy.core.kvcache.sessions import Past
 from proxy.core.kvcache.trust import (
     KIND_REPORTS,
@@ -205,3 +206,27 @@ class TestBounds:
         for _ in range(KIND_REPORTS - 1):
             trust.told(facts(9000), None, cache, 8000, (9000, 0, 1), is_session=False)
         assert trust.believed(facts(9000), None, [cache], [8000], [False]) == [8000]
+
+
+class TestEngineBlocks:
+    """An engine's own blocks, as the cached tokens of its answers show them."""
+
+    @given(st.integers(1, 256), st.lists(st.integers(1, 5000), min_size=30, max_size=40))
+    def test_they_are_what_all_counts_have_in_common(self, size: int, counts: list[int]) -> None:
+        cache = EngineCache("a")
+        for count in (0, size, *[count * size for count in counts]):
+            cache.note_found(count)
+            assert size % math.gcd(size, cache.engine_block_tokens) == 0
+        assert cache.engine_block_tokens % size == 0 or cache.engine_block_tokens == size
+
+    def test_one_prompt_again_and_again_shows_nothing(self) -> None:
+        cache = EngineCache("a")
+        for _ in range(20):
+            cache.note_found(14_096)
+        assert cache.engine_block_tokens == BLOCK_USUAL
+
+    def test_a_prediction_is_whole_blocks(self) -> None:
+        session = Session(Trust())
+        session.turn(0, 0)
+        assert session.past is not None
+        assert session.past.predicted(20_000) == (10_000 + ANSWER // 2) // 16 * 16
