@@ -36,9 +36,10 @@ def is_fine(got: Got) -> bool:
 
 
 def refused(got: Got) -> int:
-    """The status of an OpenAI-shaped answer, which it must be."""
+    """The status of an answer in OpenAI's or Anthropic's form, which it must be."""
     assert got.error["message"], got.body[:300]
-    assert {"message", "type", "code", "param"} <= set(got.error)
+    own = set() if b'"type":"error"' in got.body else {"code", "param"}
+    assert {"message", "type"} | own <= set(got.error)
     return got.status
 
 

@@ -132,6 +132,21 @@ async def test_what_an_engine_has_lost_is_no_hit_any_more(
         assert last["hit_tokens"] == 0
 
 
+async def test_several_answers_say_nothing_of_the_cache(tmp_path: Path) -> None:
+    """They read it in other ways than one does."""
+    usage = {"prompt_tokens": 1500, "completion_tokens": 9} | {
+        "prompt_tokens_details": {"cached_tokens": 0}
+    }
+    answer = says(plain(orjson.dumps({"choices": [], "usage": usage})))
+    first, second = (asked(CHAT, words(600, seed), stream=False) for seed in "ab")
+    async with fed(tmp_path, answer) as (proxy, _):
+        for body in (first, second, second | {"n": 2}, first):
+            await proxy.post(body)
+        *_, odd, last = await proxy.records(4)
+        assert odd["hit_tokens"] > odd["cached_tokens"] == 0
+        assert last["hit_tokens"] > 0
+
+
 @pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
 async def test_prompts_are_found_by_kv_events(tmp_path: Path, path: str) -> None:
     """From the second turn on, with what others have sent in between."""

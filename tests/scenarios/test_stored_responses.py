@@ -49,15 +49,11 @@ async def test_it_is_found_continued_and_changed_where_it_was_made(
 ) -> None:
     """Of four instances each holds some: ids are learned from bodies and from streams."""
     async with proxied(tmp_path, 4) as (proxy, _):
-
-        async def id_of_one() -> str:
-            async with proxy.http.post(PATH, json=ASK | {"stream": streams}) as response:
-                raw = await response.read()
-            return raw.split(b'"id":"')[1].split(b'"')[0].decode()
-
-        ids = await asyncio.gather(*[id_of_one() for _ in range(8)])
+        asks = (proxy.post(ASK | {"stream": streams}, PATH) for _ in range(8))
+        answers = await asyncio.gather(*asks)
+        ids = [answer.body.split(b'"id":"')[1].split(b'"')[0].decode() for answer in answers]
         homes = {record["decode_instance"] for record in await proxy.records(8)}
-        assert len(homes) == 4, "all at once, so on all of them"
+        assert len(homes) == 4, "at once, so each has some"
         for made_id in ids:
             status, found = await call(proxy, "GET", f"{PATH}/{made_id}")
             assert (status, found["id"]) == (200, made_id)
