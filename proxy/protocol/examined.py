@@ -59,6 +59,7 @@ _SLOW_BYTES = 1 << 15
 """A longer body is parsed again in the other process only: full of numbers it takes 2 ms."""
 _INT_DIGITS = 19
 """So many, with a sign in front 18, fit into 64 bits."""
+_NAME_CHARS = 40
 _PLUGINS_BYTES = 1 << 16
 """Most bytes of plug-ins' arguments that are written anew."""
 
@@ -186,8 +187,9 @@ def _not_finite(parsed: dict[str, Any]) -> Unfit | None:
     """Why a parameter is refused with which an engine would compute nonsense, or fail for all."""
     for key, value in parsed.items():
         if type(value) is float and not math.isfinite(value):
-            name = encodable(key[:_KEPT_CHARS])
-            return Unfit(f"{name}: must be a finite number", name)
+            # Any other name could be a text of the client's, which no log shows.
+            name = key if key.isascii() and key.isidentifier() and len(key) <= _NAME_CHARS else None
+            return Unfit(f"{name or 'body: each parameter'}: must be a finite number", name)
     return None
 
 

@@ -19,6 +19,8 @@ import xxhash
 from replayer.trace.rows import Meta, Row, Runs, TraceError, read_meta, read_sidecar, rows
 
 MOONCAKE_BLOCK_TOKENS = 512
+# Of these the one that fits is named where a file's ids do not.
+BLOCK_SIZES = tuple(1 << bits for bits in range(14))
 # Ids of blocks of one row only are above every id that a file can hold (64 bits).
 PRIVATE_ID = 1 << 64
 PRIVATE_IDS_PER_ROW = 1 << 32
@@ -123,7 +125,7 @@ def _read_lengths(
         turn=0,
         arrival_s=arrival_s,
         input_tokens=input_tokens,
-        output_tokens=_required(row, output),
+        output_tokens=_output(row, output),
         runs=_runs(row, meta, input_tokens, block_tokens),
         block_tokens=block_tokens,
         line=row.line,
@@ -141,18 +143,18 @@ def _read_superset(row: Row, meta: Meta) -> TraceRequest:
     arrival_ms = row.number("timestamp", "created_time")
     delay_ms, tool_ms = row.number("delay", "delay_ms"), row.number("tool_wait_ms")
     return TraceRequest(
-        request_id=row.text("request_id") or f"line:{row.line}",
-        session_id=row.text("session_id"),
+        request_id=row.name("request_id") or f"line:{row.line}",
+        session_id=row.name("session_id"),
         turn=row.integer("turn", at_least=0) or 0,
         arrival_s=None if arrival_ms is None else arrival_ms / 1e3,
         input_tokens=input_tokens,
-        output_tokens=_required(row, "output_length", "output_tokens"),
+        output_tokens=_output(row, "output_length", "output_tokens"),
         runs=() if literal else _runs(row, meta, input_tokens or 1, block_tokens),
         block_tokens=block_tokens,
         line=row.line,
-        wait_for=row.texts("wait_for") or (),
+        wait_for=row.names("wait_for") or (),
         delay_s=_seconds(delay_ms, tool_ms),
-        parent_session_id=row.text("parent_session_id"),
+        parent_session_id=row.name("parent_session_id"),
         messages=row.objects("messages"),
         prompt=row.text("prompt"),
         extra={key: value for key, value in row.fields.items() if key not in known},
@@ -171,11 +173,16 @@ LOADERS: dict[str, Loader] = {
 }
 
 
-def _required(row: Row, *names: str) -> int:
-    value = row.integer(*names, at_least=1)
+def _required(row: Row, *names: str, at_least: int = 1) -> int:
+    value = row.integer(*names, at_least=at_least)
     if value is None:
-        raise row.fail(names[0], "an integer >= 1")
+        raise row.fail(names[0], f"an integer >= {at_least}")
     return value
+
+
+def _output(row: Row, *names: str) -> int:
+    """Read the output's length. A request without any has failed, and is sent for one token."""
+    return max(1, _required(row, *names, at_least=0))
 
 
 def _seconds(delay_ms: float | None, tool_ms: float | None) -> float | None:
@@ -192,20 +199,28 @@ def _runs(row: Row, meta: Meta, input_tokens: int, block_tokens: int) -> Runs:
     if runs is None:
         return ((private, blocks),)
     found = sum(count for _start, count in runs)
-    if found not in (blocks, input_tokens // block_tokens):
+    if found not in _whole_and_all(input_tokens, block_tokens):
         name = row.name_of("hash_ids", "hash_runs") or "hash_ids"
+        fits = (size for size in BLOCK_SIZES if found in _whole_and_all(input_tokens, size))
+        size = next(fits, "N")
         raise TraceError(
             f"{row.file}:{row.line}: {name}: must be {blocks} ids for input_length {input_tokens} "
-            f"in blocks of {block_tokens}, not {found}"
+            f"in blocks of {block_tokens}, not {found}; of another size say it, "
+            f'{{"trace":{{"block_size":{size}}}}} as the first line, or block_size in each row'
         )
     if meta.hash_scope == "session":
         runs = _scoped(row, runs)
     return runs if found == blocks else (*runs, (private, 1))
 
 
+def _whole_and_all(input_tokens: int, block_tokens: int) -> tuple[int, int]:
+    """The whole blocks of a prompt, and all with the last one that may be partial."""
+    return input_tokens // block_tokens, -(-input_tokens // block_tokens)
+
+
 def _scoped(row: Row, runs: Runs) -> Runs:
     """Move ids that are local to a session and its sub-agents to a range of their own."""
-    scope = row.text("parent_session_id") or row.text("session_id") or f"line:{row.line}"
+    scope = row.name("parent_session_id") or row.name("session_id") or f"line:{row.line}"
     offset = xxhash.xxh32_intdigest(scope.encode()) << 32
     return tuple((offset + start, count) for start, count in runs)
 
@@ -262,7 +277,7 @@ def _completed(request: TraceRequest, previous: TraceRequest | None, row: Row) -
         turn = 0 if previous is None else previous.turn + 1
     if previous is not None and row.fields.get("wait_for") is None:
         wait_for = (previous.request_id,)
-    request_id = row.text("request_id") or f"{request.session_id}:{turn}"
+    request_id = row.name("request_id") or f"{request.session_id}:{turn}"
     return replace(request, request_id=request_id, turn=turn, wait_for=wait_for)
 
 

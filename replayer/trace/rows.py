@@ -6,6 +6,7 @@ Rows are read one at a time, so a file is never in memory as a whole. Errors nam
 field. This module checks JSON types and ranges; `loaders` knows what the fields mean.
 """
 
+import csv
 import gzip
 import math
 import zlib
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
@@ -84,14 +85,21 @@ class Row:
             raise self.fail(name, "a non-empty string")
         return value
 
-    def texts(self, name: str) -> tuple[str, ...] | None:
-        """Read a list of strings."""
-        value = self.fields.get(name)
+    def name(self, field: str) -> str | None:
+        """Read what names something: a non-empty string, or a whole number, as its digits."""
+        value = self.fields.get(field)
+        if value is not None and not (named := _name(value)):
+            raise self.fail(field, "a non-empty string or a whole number")
+        return None if value is None else named
+
+    def names(self, field: str) -> tuple[str, ...] | None:
+        """Read a list of names."""
+        value = self.fields.get(field)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.fail(name, "a list of strings")
-        return tuple(value)
+        if not isinstance(value, list) or not all(map(_name, value)):
+            raise self.fail(field, "a list of strings or whole numbers")
+        return tuple(map(_name, value))
 
     def objects(self, name: str) -> tuple[Mapping[str, Any], ...] | None:
         """Read a non-empty list of objects."""
@@ -145,6 +153,16 @@ class Row:
         return tuple(runs)
 
 
+def _name(value: Any) -> str:
+    """A name as text, as tables of numbers have them (7, and 7.0 of pandas); empty for no name."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if type(value) in (str, int) else ""
+
+
+UTF8_MARK = b"\xef\xbb\xbf"
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+DELIMITERS = ",;\t"
 GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -159,17 +177,26 @@ class Meta:
 
 def rows(path: Path) -> Iterator[Row]:
     """Read a file of one JSON object per line, or of a CSV table; raises TraceError."""
-    columns: list[str] | None = None
-    for number, line in enumerate(_lines(path), start=1):
+    table: _Table | None = None
+    is_first = True
+    for number, raw in enumerate(_lines(path), start=1):
+        line = _without_mark(raw, path) if number == 1 else raw
         if not line.strip():
             continue
-        if columns is None:
-            columns = _columns(line)
-            if columns:
+        if is_first:
+            table, is_first = _Table.of(line), False
+            if table is not None:
                 continue
         where = f"{path}:{number}"
-        fields = _cells(line, columns, where) if columns else _object(line, where)
+        fields = _object(line, where) if table is None else table.cells(line, where)
         yield Row(str(path), number, fields)
+
+
+def _without_mark(line: bytes, path: Path) -> bytes:
+    """A file's first line without the byte order mark that editors and spreadsheets put there."""
+    if line.startswith(UTF16_MARKS):
+        raise TraceError(f"{path}: must be UTF-8, not UTF-16")
+    return line.removeprefix(UTF8_MARK)
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
@@ -182,20 +209,42 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
     return fields
 
 
-def _columns(line: bytes) -> list[str]:
-    """Return the names of columns that a first line has; empty if it is anything else."""
-    names = line.decode("ascii", "replace").strip().split(",")
-    return names if len(names) > 1 and all(name.isidentifier() for name in names) else []
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A CSV table: the names of its columns, and what stands between its cells."""
+
+    columns: list[str]
+    delimiter: str
+
+    @classmethod
+    def of(cls, line: bytes) -> Self | None:
+        """The table whose columns a first line names; None if it is anything else."""
+        for delimiter in DELIMITERS if not line.lstrip().startswith(b"{") else "":
+            names = _split(line, delimiter)
+            if len(names) > 1 and all(name.isidentifier() for name in names):
+                return cls(names, delimiter)
+        return None
+
+    def cells(self, line: bytes, where: str) -> dict[str, Any]:
+        """A line's cells by column; an empty one is null."""
+        cells, columns = _split(line, self.delimiter), self.columns
+        if len(cells) != len(columns):
+            raise TraceError(f"{where}: line: must have {len(columns)} columns, not {len(cells)}")
+        return {name: _value(cell) for name, cell in zip(columns, cells, strict=True)}
 
 
-def _cells(line: bytes, columns: list[str], where: str) -> dict[str, Any]:
-    cells = line.decode("utf-8", "replace").strip().split(",")
-    if len(cells) != len(columns):
-        raise TraceError(f"{where}: line: must have {len(columns)} columns, not {len(cells)}")
-    return {name: _number_or_text(cell) for name, cell in zip(columns, cells, strict=True)}
+def _split(line: bytes, delimiter: str) -> list[str]:
+    text = line.decode("utf-8", "replace").strip("\r\n")
+    try:
+        cells = next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
+    except csv.Error:  # a cell of 128 KiB
+        return []
+    return [cell.strip() for cell in cells]
 
 
-def _number_or_text(cell: str) -> int | float | str:
+def _value(cell: str) -> int | float | str | None:
+    if not cell:
+        return None
     if cell.isdecimal() and len(cell) <= MAX_DIGITS:
         return int(cell)
     try:
@@ -221,7 +270,7 @@ def read_sidecar(path: Path) -> Meta:
     if not sidecar.exists():
         return Meta()
     try:
-        fields = orjson.loads(sidecar.read_bytes())
+        fields = orjson.loads(_without_mark(sidecar.read_bytes(), sidecar))
     except orjson.JSONDecodeError as error:
         raise TraceError(f"{sidecar}: must be one JSON object ({error})") from None
     inner = fields.get("trace", fields) if isinstance(fields, dict) else fields

@@ -112,7 +112,8 @@ async def test_an_engines_refusal_passes_unchanged(
     [
         (b"{", {}, 400, "not valid JSON"),
         (b"[1]", {}, 400, "must be a JSON object"),
-        (b"{}", {"Content-Encoding": "gzip"}, 415, "identity"),
+        (b"{}", {"Content-Encoding": "br"}, 415, "identity"),
+        (b"{}", {"Content-Encoding": "gzip"}, 400, "not one whole gzip stream"),
         (b"x" * 2000, {}, 413, "--max-body-bytes"),
     ],
 )
