@@ -229,6 +229,7 @@ class Conversations:
             self.begun.remove(tenant, found.shown, stay)
         if found.is_anew:
             self._set_aside(key, tenant, now_s)
+            stay = None
         begun = stay if stay is not None and not stay.key else None
         turn = -1 if stay is None else stay.turn
         tokens = facts.prompt_tokens
@@ -363,8 +364,9 @@ def _otherwise(name: str, beside: str, stay: Stay, form: Form, facts: RequestFac
     if form.is_kept:
         return Found(None, None, beside)
     if size > form.size:
-        # A title was asked for before the first turn.
-        return Found(name, is_anew=True)
+        # A title was asked for before the first turn. A prompt without a whole block may be a title
+        # or not, and is no reason to go elsewhere.
+        return Found(name, stay if form.block is None else None, is_anew=True)
     goes_on = form.other_size < size <= LONGER * form.other_size
     if form.others >= OTHERS_BELIEVED - 1 and goes_on and not stay.running:
         return Found(name, stay)

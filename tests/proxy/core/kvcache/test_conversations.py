@@ -93,6 +93,16 @@ class TestNames:
         assert turns == [(None, 0), ("a", 1)]
         assert fleet.live_tokens["b"] == 0
 
+    def test_a_title_without_a_whole_block_leaves_it_no_less(self) -> None:
+        """A larger prompt that follows may as well be the next one of a user."""
+        fleet = Fleet()
+        title = asks(["title"], "s", tokens=40)
+        title.block_hashes = []
+        fleet.serve(title, "b")
+        turns = [fleet.serve(asks(MAIN[:n], "s"), "b") for n in (20, 22)]
+        assert turns == [("b", 0), ("b", 1)]
+        assert fleet.live_tokens["b"] == 22 * BLOCK + 10
+
     def test_a_title_that_still_runs_as_the_first_turn_comes(self) -> None:
         fleet = Fleet()
         _home, title = fleet.begin(asks(["make a title", "hi"], "s"), "b")
