@@ -228,7 +228,6 @@ TESTED_ELSEWHERE = {
     "proxy.core.thermal.readings": "vocabulary only: readings and limits",
     "proxy.core.kvcache.engine_cache": "test_prefix_index.py, against a naive model",
     "proxy.core.kvcache.links": "test_published_index.py: prompts of text, what is left of them",
-    "proxy.protocol.prompt.rendering": "test_rendered.py: every row of the table",
     "proxy.core.lease": "test_ledger.py: the conservation law",
     "proxy.config.in_force": "process/test_reload.py: what a reload changes",
     "proxy.process.body_worker": "request/test_large_bodies.py: the process itself",

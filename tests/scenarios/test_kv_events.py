@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import pytest
 from proxy.core.kvcache.published import PublishedBlocks
 from proxy.fleet import kv_events
 from proxy.request import exchange
+from replayer.engine.kvcache import BlockPool
 from replayer.simulator.host import SimEngine, SimFleet
 from replayer.simulator.kv_events import _frames
 from replayer.simulator.metrics import EngineMetrics
@@ -416,3 +418,41 @@ async def test_events_of_another_engine_are_not_believed_for_long(tmp_path: Path
             (*_, last) = await proxy.records(asked + 1)
             assert last["decode_instance"] == own
             assert last["hit_tokens"] == last["cached_tokens"] > 600
+
+
+async def test_an_engine_cannot_draw_requests_by_what_it_publishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of four tells of blocks that all prompts begin with, and finds nothing of any."""
+    pick = random.Random(1)
+    shared = [pick.randrange(5000, 6000) for _ in range(2048)]
+    async with followed(tmp_path, engines=4) as (proxy, fleet):
+        liar = fleet.engines[-1]
+        pool, match = liar.driver.engine.pool, BlockPool.match
+        monkeypatch.setattr(
+            BlockPool, "match", lambda own, *given: 0 if own is pool else match(own, *given)
+        )
+        lie = {"type": "BlockStored", "block_hashes": list(range(1, 1 + 2048 // BLOCK))}
+        lie |= {"parent_block_hash": None, "token_ids": shared, "block_size": BLOCK}
+        liar.publisher._send([lie], 0.0)
+        blocks = blocks_of(proxy, 3)
+        assert blocks is not None
+        await until(lambda: len(blocks) >= 2048 // BLOCK, "the lie has come")
+
+        async def client(seed: int) -> None:
+            own = random.Random(seed)
+            for _ in range(12):
+                prompt = shared + [own.randrange(5000, 6000) for _ in range(64)]
+                answer = await proxy.post({"prompt": prompt, "max_tokens": 2}, COMPLETIONS)
+                assert answer.status == 200
+
+        await asyncio.gather(*(client(seed) for seed in range(4)))
+        records = await proxy.records(48)
+        name = proxy.settings.instances[3].name
+        print([(r["decode_instance"][-3:], r["hit_tokens"], r["cached_tokens"]) for r in records])
+        at_liar = [record for record in records if record["decode_instance"] == name]
+        assert len(at_liar) < 24, "a fair share is 12"
+        assert at_liar, "it had its chance"
+        assert not proxy.router.published.is_believed(name)
+        others = [one.name for one in proxy.settings.instances[:3]]
+        assert all(proxy.router.published.is_believed(other) for other in others)
