@@ -61,7 +61,8 @@ class Past:
     """A session's last turn on one cache, as its engine counted it.
 
     `estimate`: tokens that the prompt was taken for, `block_tokens`: what a block was taken for
-    then. `prompt_part`, `answer_part`: the parts of prompt and answer that the next turn found.
+    then. `prompt_part`, `answer_part`: the parts of prompt and answer that the next turn found;
+    `key_part`: of what the key predicted for it.
     `key_error`, `session_error`: mean errors of both predictions of its hits (`core.kvcache.trust`)
     over so many `reports`.
     """
@@ -73,6 +74,7 @@ class Past:
     block_tokens: float
     prompt_part: float
     answer_part: float
+    key_part: float
     key_error: float
     session_error: float
     reports: int
@@ -80,6 +82,7 @@ class Past:
     def __init__(self, cache: EngineCache, prompt_part: float, answer_part: float) -> None:
         self.cache = cache
         self.prompt_part, self.answer_part = prompt_part, answer_part
+        self.key_part = 1.0
         self.key_error = self.session_error = 0.0
         self.reports = self.prompt_tokens = self.answer_tokens = self.estimate = 0
         self.block_tokens = 0.0

@@ -114,8 +114,9 @@ class Trust:
                 return hits
             believed = hits.copy()
         elif self._prefers_session(facts, past, kind):
-            nothing = kind is not None and kind.finds_nothing
-            believed = [0] * len(hits) if nothing else hits.copy()
+            # What the key predicts is found nowhere else either.
+            part = 0.0 if kind is not None and kind.finds_nothing else past.key_part
+            believed = [int(hit * part) for hit in hits]
         else:
             return hits
         believed[at] = own
@@ -159,6 +160,8 @@ class Trust:
         kind = self._kind(facts)
         if cached is not None and key_tokens > 2 * facts.block_tokens:
             found = min(1.0, cached / key_tokens)
+            if past is not None:
+                past.key_part = found
             kind.found_part += KIND_GAIN * (found - kind.found_part)
             if past is None:
                 kind.reports += 1

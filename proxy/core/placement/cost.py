@@ -309,12 +309,18 @@ class Prices:
     def stay(self, best: int) -> int:
         """The best candidate, or the session's home if that costs at most MARGIN_S more.
 
-        A short prompt leaves no cached block that would favour its home.
+        A short prompt leaves no cached block that would favour its home. Where what the home has is
+        doubted, it is kept as long as it carries no more: the doubt is no reason to leave.
         """
-        home = self._free.place_of(self._view.home)
-        if home is None or self.costs_s[home] > self.costs_s[best] + MARGIN_S:
+        free = self._free
+        home = free.place_of(self._view.home)
+        if home is None:
             return best
-        return home
+        if self.costs_s[home] <= self.costs_s[best] + MARGIN_S:
+            return home
+        is_doubted = free.key_tokens[home] > free.hit_tokens[home] >= free.hit_tokens[best]
+        has_more = free.loads[home].ongoing_tokens > free.loads[best].ongoing_tokens
+        return home if is_doubted and not has_more else best
 
     def may_offload(self, best: PricedOption, size: Size) -> bool:
         """Whether to price pairs of P and D: for HEAVY requests, and others that could win by one.

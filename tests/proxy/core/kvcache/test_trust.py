@@ -94,6 +94,12 @@ class TestForms:
         alone = trust.believed(facts(10_000, "new"), None, [last.here], [9000], [False])
         assert alone == [0]
 
+    def test_a_session_is_not_drawn_to_where_it_was_before(self) -> None:
+        """What is not found at home is not found there either."""
+        session = Session(Trust(), "new")
+        errors(session, "not in the key", 4)
+        assert max(session.turn(0, 0, elsewhere=10_000)) < 200
+
     def test_other_kinds_are_left_alone(self) -> None:
         trust = Trust()
         errors(Session(trust, "known"), "as the key", 8)

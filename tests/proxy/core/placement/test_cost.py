@@ -295,3 +295,29 @@ def test_kv_that_does_not_fit_costs_the_same_on_a_slow_instance_as_on_a_quick_on
     assert slow.ttft_s > 1.5 * quick.ttft_s
     fleet_s = asked.latency.fleet_prefill_s(PROMPT)
     assert slow.next_s == quick.next_s == pytest.approx(WEIGHTS.turns * fleet_s)
+
+
+@pytest.mark.parametrize(
+    ("key", "hit", "decode", "stays"),
+    [
+        (30_000, 0, 0, True),
+        (30_000, 20_000, 0, True),
+        (0, 0, 0, False),  # the index itself has nothing of it
+        (30_000, 0, 50_000, False),  # it would wait there
+    ],
+)
+def test_a_doubted_home_is_kept_as_long_as_it_carries_no_more(
+    key: int, hit: int, decode: int, *, stays: bool
+) -> None:
+    """What an engine does not find at home is found nowhere else either."""
+    home, other = candidate("home", hit, decode=decode), candidate("other")
+    home.key_tokens = key
+    view = scene([home, other], "home")
+    view.free.key_tokens = [key, 0]
+    latency = view.latency
+    times = latency.of("home")
+    for at in range(20):
+        latency.reserve_prefill(times, at, 0.5, -20.0 + at)
+        times.end_prefill(at, -19.5 + at)
+    view.free.times = None
+    assert (by_cost(view).decode.instance.name == "home") is stays
