@@ -226,7 +226,6 @@ TESTED_ELSEWHERE = {
     "proxy.core.types": "vocabulary only",
     "proxy.core.thermal.policy": "test_laws.py and test_controller.py: the founding one, mistakes",
     "proxy.core.thermal.readings": "vocabulary only: readings and limits",
-    "proxy.core.kvcache.engine_cache": "test_prefix_index.py, against a naive model",
     "proxy.core.kvcache.links": "test_published_index.py: prompts of text, what is left of them",
     "proxy.core.lease": "test_ledger.py: the conservation law",
     "proxy.config.in_force": "process/test_reload.py: what a reload changes",

@@ -17,8 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
 from proxy.core.admission.engine_reports import OwnRatio, ReportHistory
-from proxy.core.kvcache.engine_cache import EngineCache
-from proxy.core.kvcache.room import ReleaseRate
+from proxy.core.kvcache.engine_cache import EngineCache, ReleaseRate
 from proxy.core.latency.model import Times, TimesByName
 from proxy.core.lease import Account
 

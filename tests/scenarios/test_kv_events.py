@@ -432,7 +432,10 @@ async def test_an_engine_cannot_draw_requests_by_what_it_publishes(
         monkeypatch.setattr(
             BlockPool, "match", lambda own, *given: 0 if own is pool else match(own, *given)
         )
-        lie = {"type": "BlockStored", "block_hashes": list(range(1, 1 + 2048 // BLOCK))}
+        lie: dict[str, Any] = {
+            "type": "BlockStored",
+            "block_hashes": list(range(1, 1 + 2048 // BLOCK)),
+        }
         lie |= {"parent_block_hash": None, "token_ids": shared, "block_size": BLOCK}
         liar.publisher._send([lie], 0.0)
         blocks = blocks_of(proxy, 3)
@@ -449,7 +452,6 @@ async def test_an_engine_cannot_draw_requests_by_what_it_publishes(
         await asyncio.gather(*(client(seed) for seed in range(4)))
         records = await proxy.records(48)
         name = proxy.settings.instances[3].name
-        print([(r["decode_instance"][-3:], r["hit_tokens"], r["cached_tokens"]) for r in records])
         at_liar = [record for record in records if record["decode_instance"] == name]
         assert len(at_liar) < 24, "a fair share is 12"
         assert at_liar, "it had its chance"

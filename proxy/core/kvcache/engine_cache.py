@@ -6,6 +6,8 @@ in which the engine evicts them, as runs of equal age (`Runs`). A prompt in use 
 
 A cache that is lost, as its process is gone, stays in the hands of those who hold it: requests that
 have not ended, sessions that lived there. What they write into it reaches nobody.
+
+How fast ending streams free KV there is a `ReleaseRate`.
 """
 
 from __future__ import annotations
@@ -14,8 +16,11 @@ import math
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
+KV_USABLE_RATIO: Final = 0.95
+KV_TURNOVER_S: Final = 20.0
+"""Until streams have ended on an instance: it is taken to free its whole cache in this time."""
 RUNS_LOOKED_AT: Final = 512
 """Runs whose blocks are counted at most, to learn a cache's size from what was evicted."""
 BLOCK_USUAL: Final = 16
@@ -327,3 +332,34 @@ def _common(run: Sequence[int], hashes: Sequence[int], at: int, end: int) -> int
         else:
             high = middle
     return low
+
+
+class ReleaseRate:
+    """KV tokens per second that ending streams give back on one instance, over the last minute."""
+
+    WINDOW_S: ClassVar[float] = 60.0
+    WINDOW_STREAMS: ClassVar[int] = 1024
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[float, int]] = deque()
+        self._tokens = 0
+        self.count = 0
+
+    def add(self, tokens: int, now_s: float) -> None:
+        """A stream that held this many tokens has ended."""
+        self._ended.append((now_s, tokens))
+        self._tokens += tokens
+        self.count += 1
+        if len(self._ended) > self.WINDOW_STREAMS:
+            self._leave()
+
+    def tokens_per_s(self, now_s: float) -> float | None:
+        """The rate in tokens per second; None while no stream has ended within the window."""
+        while self._ended and now_s - self._ended[0][0] > self.WINDOW_S:
+            self._leave()
+        if not self._tokens:
+            return None
+        return self._tokens / max(1.0, now_s - self._ended[0][0])
+
+    def _leave(self) -> None:
+        self._tokens -= self._ended.popleft()[1]

@@ -35,6 +35,7 @@ ROUNDING_BLOCKS: Final = 2
 """A prompt that lacks fewer of the engine's blocks was found whole."""
 LEAST_SCALE: Final = 0.5
 MOST_SCALE: Final = 2.0
+ENGINES_MAX: Final = 256
 KINDS_MAX: Final = 64
 TENANTS_MAX: Final = 1024
 """Kinds of clients that are known of a tenant, and tenants; the least recently used one goes."""
@@ -48,6 +49,7 @@ class Kind:
 
     `key_error`, `session_error`: mean errors of the predictions, as parts of the prompt.
     `found_part`: of what the key predicted; `prompt_part` and `answer_part` as in `Past`.
+    `found_at`: the same lately, of engines that found less than was predicted, by their names.
     """
 
     key_error: float
@@ -56,12 +58,27 @@ class Kind:
     prompt_part: float
     answer_part: float
     reports: int
+    found_at: dict[str, float]
 
     def __init__(self) -> None:
+        self.found_at = {}
         self.key_error = self.session_error = 0.0
         self.found_part = self.prompt_part = 1.0
         self.answer_part = 0.5
         self.reports = 0
+
+    def found(self, name: str, part: float) -> None:
+        """Learn which part of what the key predicted an engine has found."""
+        self.found_part += KIND_GAIN * (part - self.found_part)
+        was = self.found_at.pop(name, 1.0)
+        if (now := was + SESSION_GAIN * (part - was)) < 1.0 - NEVER_FOUND:
+            self.found_at[name] = now
+            if len(self.found_at) > ENGINES_MAX:
+                del self.found_at[next(iter(self.found_at))]
+
+    def finds_nothing_at(self, name: str) -> bool:
+        """Whether what keys predict for it is never found at one engine, lately."""
+        return self.found_at.get(name, 1.0) < NEVER_FOUND
 
     @property
     def finds_nothing(self) -> bool:
@@ -105,6 +122,11 @@ class Trust:
         `is_exact`: whether its engine has published what it holds.
         """
         kind = self._known(facts)
+        if kind is not None and kind.found_at:
+            # An engine that keeps nothing, whatever is placed there.
+            lost = [kind.finds_nothing_at(cache.name) for cache in caches]
+            both = zip(hits, lost, is_exact, strict=True)
+            hits = [0 if is_lost and not exact else hit for hit, is_lost, exact in both]
         if past is None or past.cache not in caches:
             return [0] * len(hits) if kind is not None and kind.finds_nothing else hits
         at = caches.index(past.cache)
@@ -162,7 +184,7 @@ class Trust:
             found = min(1.0, cached / key_tokens)
             if past is not None:
                 past.key_part = found
-            kind.found_part += KIND_GAIN * (found - kind.found_part)
+            kind.found(cache.name, found)
             if past is None:
                 kind.reports += 1
         if not is_session:

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from proxy.core.kvcache.engine_cache import BLOCK_USUAL, EngineCache
 from proxy.core.kvcache.sessions import Past
 from proxy.core.kvcache.trust import (
+    ENGINES_MAX,
     KIND_REPORTS,
     KINDS_MAX,
     LEAST_SCALE,
     MOST_SCALE,
     TENANTS_MAX,
+    Kind,
     Trust,
 )
 from proxy.core.types import RequestFacts
@@ -212,6 +214,36 @@ class TestBounds:
         for _ in range(KIND_REPORTS - 1):
             trust.told(facts(9000), None, cache, 8000, (9000, 0, 1), is_session=False)
         assert trust.believed(facts(9000), None, [cache], [8000], [False]) == [8000]
+
+
+class TestEngines:
+    def test_an_engine_that_keeps_nothing_is_expected_to_have_nothing(self) -> None:
+        """Though it computes what it is sent, so that the key has all of it there."""
+        trust = Trust()
+        bad, good = EngineCache("bad"), EngineCache("good")
+
+        def ask(cache: EngineCache, cached: int) -> list[int]:
+            f = facts(10_000)
+            believed = trust.believed(f, None, [bad, good], [9000, 9000], [False, False])
+            trust.told(f, None, cache, 9000, (10_000, cached, ANSWER), is_session=False)
+            return believed
+
+        for _ in range(3):
+            assert ask(bad, 0) == [9000, 9000]
+            assert ask(good, 9000) == [9000, 9000]
+        assert ask(bad, 0) == [9000, 9000]
+        assert ask(good, 9000) == [0, 9000]
+        assert trust.believed(facts(10_000), None, [bad], [9000], [True]) == [9000]
+        assert trust.believed(facts(10_000, "other"), None, [bad], [9000], [False]) == [9000]
+        ask(bad, 9000)
+        assert ask(good, 9000) == [9000, 9000]
+
+    @given(st.lists(st.tuples(st.integers(0, 999), st.integers(0, 9000)), max_size=600))
+    def test_what_is_known_of_engines_is_bounded(self, told: list[tuple[int, int]]) -> None:
+        kind = Kind()
+        for at, part in told:
+            kind.found(f"e{at}", part / 9000)
+        assert len(kind.found_at) <= ENGINES_MAX
 
 
 class TestEngineBlocks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.kvcache.room import ReleaseRate
+from proxy.core.kvcache.engine_cache import ReleaseRate
 
 
 class TestReleaseRate:
