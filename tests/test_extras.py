@@ -15,8 +15,8 @@ from tests.test_layers import PATHS, imported
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 OF_ANOTHER = {"multidict": "aiohttp", "markupsafe": "jinja2", "compression": "backports"}
-"""Packages that come with another one, as parts of what that one takes and returns. `compression` is
-Python's from 3.14 on, and the backport's before."""
+"""Packages that come with another one, as parts of what that one takes and returns. `compression`
+is Python's from 3.14 on, and the backport's before."""
 
 
 def packages(requirements: list[str]) -> set[str]:
