@@ -240,7 +240,7 @@ class RawEngine:
         self.is_frozen = False
         """Like a stopped process: takes connections and bytes, answers nothing, no probe."""
         self.health = plain(b"")
-        self.other = plain(b'{"data":[{"id":"sim-8b"}]}')
+        self.other = plain(b'{"data":[{"id":"sim-8b"},{"id":"m"}]}')
         """The answer to any other GET."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server

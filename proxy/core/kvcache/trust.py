@@ -29,8 +29,6 @@ KIND_REPORTS: Final = 4
 """Reports of a kind of client before its errors count for sessions without any."""
 NEVER_FOUND: Final = 0.1
 """Below this part of what keys of a kind predict, they predict nothing."""
-GROWTH_MOST: Final = 1.5
-"""A prompt that is this much longer than the last one at most may be its next turn."""
 ROUNDING_BLOCKS: Final = 2
 """A prompt that lacks fewer of the engine's blocks was found whole."""
 LEAST_SCALE: Final = 0.5
@@ -116,10 +114,11 @@ class Trust:
         caches: list[EngineCache],
         hits: list[int],
         is_exact: list[bool],
-    ) -> list[int]:
+    ) -> tuple[list[int], bool]:
         """The tokens that are expected in each cache, of `hits` that the key predicts.
 
-        `is_exact`: whether its engine has published what it holds.
+        And whether it is doubtful what the session's home has. `is_exact`: whether a cache's engine
+        has published what it holds.
         """
         kind = self._known(facts)
         if kind is not None and kind.found_at:
@@ -128,21 +127,21 @@ class Trust:
             both = zip(hits, lost, is_exact, strict=True)
             hits = [0 if is_lost and not exact else hit for hit, is_lost, exact in both]
         if past is None or past.cache not in caches:
-            return [0] * len(hits) if kind is not None and kind.finds_nothing else hits
+            return ([0] * len(hits) if kind is not None and kind.finds_nothing else hits), False
         at = caches.index(past.cache)
         key, own = hits[at], past.predicted(facts.prompt_tokens)
         if self._agree(facts, past, key, own):
             if is_exact[at]:
-                return hits
-            believed = hits.copy()
-        elif self._prefers_session(facts, past, kind):
+                return hits, False
+            believed, is_doubted = hits.copy(), False
+        elif _prefers_session(past, kind):
             # What the key predicts is found nowhere else either.
             part = 0.0 if kind is not None and kind.finds_nothing else past.key_part
-            believed = [int(hit * part) for hit in hits]
+            believed, is_doubted = [int(hit * part) for hit in hits], True
         else:
-            return hits
+            return hits, kind is None or kind.reports < KIND_REPORTS
         believed[at] = own
-        return believed
+        return believed, is_doubted
 
     def _agree(self, facts: RequestFacts, past: Past, key: int, own: int) -> bool:
         """Whether both predictions are the same but for what the key cannot see.
@@ -152,15 +151,6 @@ class Trust:
         block = facts.block_tokens * facts.scale
         most = key + 2 * block + past.answer_part * past.answer_tokens
         return key > 0 and key - 2 * block <= own <= most
-
-    def _prefers_session(self, facts: RequestFacts, past: Past, kind: Kind | None) -> bool:
-        if past.reports:
-            return past.key_error - past.session_error > MARGIN
-        if kind is not None and kind.reports >= KIND_REPORTS:
-            return kind.key_error - kind.session_error > MARGIN
-        # A key that has nothing of a prompt that goes on where the last one ended is doubted.
-        grows = past.prompt_tokens <= facts.prompt_tokens <= GROWTH_MOST * past.prompt_tokens
-        return grows and (kind is None or kind.session_error <= kind.key_error)
 
     def told(
         self,
@@ -237,3 +227,12 @@ class Trust:
         if len(kinds) > KINDS_MAX:
             kinds.popitem(last=False)
         return kind
+
+
+def _prefers_session(past: Past, kind: Kind | None) -> bool:
+    """Whether the session has been right more often than the key."""
+    if past.reports:
+        return past.key_error - past.session_error > MARGIN
+    if kind is None or kind.reports < KIND_REPORTS:
+        return False
+    return kind.key_error - kind.session_error > MARGIN

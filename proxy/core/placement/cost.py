@@ -318,9 +318,10 @@ class Prices:
             return best
         if self.costs_s[home] <= self.costs_s[best] + MARGIN_S:
             return home
-        is_doubted = free.key_tokens[home] > free.hit_tokens[home] >= free.hit_tokens[best]
+        if not free.is_home_doubted or free.hit_tokens[home] < free.hit_tokens[best]:
+            return best
         has_more = free.loads[home].ongoing_tokens > free.loads[best].ongoing_tokens
-        return home if is_doubted and not has_more else best
+        return best if has_more else home
 
     def may_offload(self, best: PricedOption, size: Size) -> bool:
         """Whether to price pairs of P and D: for HEAVY requests, and others that could win by one.

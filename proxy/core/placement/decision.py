@@ -71,6 +71,8 @@ class Candidates:
     `has_failed`: whether something has failed there since it last worked. `prefill_factors`: what a
     prefill is priced at there, 1 where it is cool; None where all are cool, as is `helps` then.
     `times`: the instances' learned times; None where they are to be looked up by name.
+    `key_tokens`: as in `Candidate`. `is_home_doubted`: whether it is doubtful what the session's
+    home has of the prompt, see `core.kvcache.trust`.
     """
 
     prompt_tokens: int
@@ -89,6 +91,7 @@ class Candidates:
     prefill_factors: list[float] | None
     times: list[Times] | None
     key_tokens: list[int]
+    is_home_doubted: bool
     _made: list[Candidate | None]
 
     def __init__(
@@ -110,6 +113,7 @@ class Candidates:
         prefill_factors: list[float] | None = None,
         times: list[Times] | None = None,
         key_tokens: list[int] | None = None,
+        is_home_doubted: bool = False,
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.instances, self.names, self.loads = instances, names, loads
@@ -120,6 +124,7 @@ class Candidates:
         self.helps, self.prefill_factors = helps, prefill_factors
         self.times = times
         self.key_tokens = hit_tokens if key_tokens is None else key_tokens
+        self.is_home_doubted = is_home_doubted
         self._made = [None] * len(names)
 
     @classmethod

@@ -676,7 +676,7 @@ class Router:
                     hits[at] = self.reuse.expected(
                         caches[at], facts, held, hits[at], goes_on=goes_on
                     )
-        believed = self.trust.believed(facts, past, caches, hits, is_exact)
+        believed, is_doubted = self.trust.believed(facts, past, caches, hits, is_exact)
         return Candidates(
             prompt_tokens=facts.prompt_tokens,
             instances=self._instances,
@@ -684,6 +684,7 @@ class Router:
             loads=loads,
             hit_tokens=believed,
             key_tokens=hits,
+            is_home_doubted=is_doubted,
             kv_full=self.prefixes.full_ratios(caches),
             kv_wait_s=self.gate.kv_waits_s(states, loads, believed, facts.prompt_tokens, now_s),
             kv_tokens=[state.assumed_kv_tokens for state in states],

@@ -42,7 +42,7 @@ class Session:
         """What is believed of both engines; then the first one serves it, and tells `cached`."""
         f = facts(self.tokens, self.client)
         caches = [self.here, self.there]
-        believed = self.trust.believed(f, self.past, caches, [key, elsewhere], [False, False])
+        believed, _ = self.trust.believed(f, self.past, caches, [key, elsewhere], [False, False])
         counts = (self.tokens, cached, ANSWER)
         self.past = self.trust.told(f, self.past, self.here, key, counts, is_session=True)
         self.tokens += self.more
@@ -94,7 +94,7 @@ class TestForms:
         assert here < 300
         assert there == 0
         alone = trust.believed(facts(10_000, "new"), None, [last.here], [9000], [False])
-        assert alone == [0]
+        assert alone == ([0], False)
 
     def test_a_session_is_not_drawn_to_where_it_was_before(self) -> None:
         """What is not found at home is not found there either."""
@@ -134,7 +134,10 @@ class TestOneReport:
         errors(session, "as the key", 3)
         elsewhere = EngineCache("third")
         f = facts(session.tokens)
-        assert session.trust.believed(f, session.past, [elsewhere], [700], [False]) == [700]
+        assert session.trust.believed(f, session.past, [elsewhere], [700], [False]) == (
+            [700],
+            False,
+        )
 
 
 class TestAgreement:
@@ -148,7 +151,10 @@ class TestAgreement:
         session = Session(Trust())
         errors(session, "as the key", 3)
         f, key = facts(session.tokens), session.tokens - 1100
-        assert session.trust.believed(f, session.past, [session.here], [key], [True]) == [key]
+        assert session.trust.believed(f, session.past, [session.here], [key], [True]) == (
+            [key],
+            False,
+        )
 
     @given(st.integers(1, 100_000), st.integers(0, 120_000), st.integers(0, 100_000))
     def test_a_prediction_is_less_than_the_prompt(self, tokens: int, key: int, cached: int) -> None:
@@ -213,7 +219,7 @@ class TestBounds:
         cache = EngineCache("a")
         for _ in range(KIND_REPORTS - 1):
             trust.told(facts(9000), None, cache, 8000, (9000, 0, 1), is_session=False)
-        assert trust.believed(facts(9000), None, [cache], [8000], [False]) == [8000]
+        assert trust.believed(facts(9000), None, [cache], [8000], [False]) == ([8000], False)
 
 
 class TestEngines:
@@ -224,7 +230,7 @@ class TestEngines:
 
         def ask(cache: EngineCache, cached: int) -> list[int]:
             f = facts(10_000)
-            believed = trust.believed(f, None, [bad, good], [9000, 9000], [False, False])
+            believed, _ = trust.believed(f, None, [bad, good], [9000, 9000], [False, False])
             trust.told(f, None, cache, 9000, (10_000, cached, ANSWER), is_session=False)
             return believed
 
@@ -233,8 +239,8 @@ class TestEngines:
             assert ask(good, 9000) == [9000, 9000]
         assert ask(bad, 0) == [9000, 9000]
         assert ask(good, 9000) == [0, 9000]
-        assert trust.believed(facts(10_000), None, [bad], [9000], [True]) == [9000]
-        assert trust.believed(facts(10_000, "other"), None, [bad], [9000], [False]) == [9000]
+        assert trust.believed(facts(10_000), None, [bad], [9000], [True])[0] == [9000]
+        assert trust.believed(facts(10_000, "other"), None, [bad], [9000], [False])[0] == [9000]
         ask(bad, 9000)
         assert ask(good, 9000) == [9000, 9000]
 

@@ -298,22 +298,22 @@ def test_kv_that_does_not_fit_costs_the_same_on_a_slow_instance_as_on_a_quick_on
 
 
 @pytest.mark.parametrize(
-    ("key", "hit", "decode", "stays"),
+    ("doubted", "hits", "decode", "stays"),
     [
-        (30_000, 0, 0, True),
-        (30_000, 20_000, 0, True),
-        (0, 0, 0, False),  # the index itself has nothing of it
-        (30_000, 0, 50_000, False),  # it would wait there
+        (True, (0, 0), 0, True),
+        (True, (20_000, 20_000), 0, True),
+        (False, (0, 0), 0, False),
+        (True, (0, 20_000), 0, False),
+        (True, (0, 0), 50_000, False),  # it would wait there
     ],
 )
 def test_a_doubted_home_is_kept_as_long_as_it_carries_no_more(
-    key: int, hit: int, decode: int, *, stays: bool
+    hits: tuple[int, int], decode: int, *, doubted: bool, stays: bool
 ) -> None:
     """What an engine does not find at home is found nowhere else either."""
-    home, other = candidate("home", hit, decode=decode), candidate("other")
-    home.key_tokens = key
+    home, other = candidate("home", hits[0], decode=decode), candidate("other", hits[1])
     view = scene([home, other], "home")
-    view.free.key_tokens = [key, 0]
+    view.free.is_home_doubted = doubted
     latency = view.latency
     times = latency.of("home")
     for at in range(20):
