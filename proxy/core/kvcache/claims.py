@@ -9,7 +9,7 @@ has removed the blocks meanwhile may happen to any; but not with all claims for 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SLACK_BLOCKS, SLACK_RATIO = 2, 0.1
 """A claim that is too large by so many of the engine's blocks, or this part, is right: some engines
@@ -32,7 +32,7 @@ class Part(NamedTuple):
     tokens: int
     block_tokens: int
     name: int
-    block: object
+    block: Any
 
 
 class Claim:
