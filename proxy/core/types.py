@@ -311,7 +311,8 @@ class RequestFacts:
     what the session's last prompt was counted as, `scale` the factor between the two.
     `beyond_tokens`: an instance with a context of so many tokens has refused it as too long.
     `own_id`: an id that may be this request's own, and names a session once it has come back.
-    `takes_turn`: whether a prompt is computed, so that it can be a turn.
+    `takes_turn`: whether a prompt is computed, so that it can be a turn. `tails`: what the last
+    messages said up to the last of `ends`, whatever stands before them; 0 where too little.
     """
 
     model: str
@@ -332,6 +333,7 @@ class RequestFacts:
     beyond_tokens: int
     own_id: str | None
     takes_turn: bool
+    tails: Sequence[int]
 
     def __init__(
         self,
@@ -351,6 +353,7 @@ class RequestFacts:
         beyond_tokens: int = 0,
         own_id: str | None = None,
         takes_turn: bool = True,
+        tails: Sequence[int] = (),
     ) -> None:
         self.model = model
         self.session_id = session_id
@@ -370,6 +373,7 @@ class RequestFacts:
         self.beyond_tokens = beyond_tokens
         self.own_id = own_id
         self.takes_turn = takes_turn
+        self.tails = tails
 
     def hit_tokens(self, hit_blocks: int) -> int:
         """Expected tokens of a cached prefix of so many whole blocks, at most all but one."""

@@ -254,7 +254,7 @@ def packed(found: Examined | Unfit) -> bytes:
             "prompt": [
                 *(prompt.model, prompt.bytes, prompt.ids, prompt.hashes),
                 *(prompt.kept, prompt.units, prompt.ends, prompt.answer),
-                *(prompt.dialect, prompt.media),
+                *(prompt.dialect, prompt.media, prompt.tails),
             ],
             "offloadable": prompt.offloadable,
             "put": {key: value.decode() for key, value in found.put.items()},
@@ -274,13 +274,15 @@ def unpacked(result: bytes) -> Examined | Unfit:
     spans = told["spans"]
     if spans is None:
         return NO_OBJECT
-    *prompt, answer, dialect, media = told["prompt"]
+    *prompt, answer, dialect, media, tails = told["prompt"]
     name, own_id = told["session"]
     plan = told["plan"]
     found = Examined(
         told["fields"],
         (name, own_id),
-        PromptFacts(*[*prompt, tuple(answer), dialect, media], offloadable=told["offloadable"]),
+        PromptFacts(
+            *[*prompt, tuple(answer), dialect, media, tails], offloadable=told["offloadable"]
+        ),
         {key: value.encode() for key, value in told["put"].items()},
         told["drop"],
         [(key, start, end) for key, start, end in spans],

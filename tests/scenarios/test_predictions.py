@@ -78,7 +78,7 @@ class TestInventedForms:
     """A line in front of the system text that is another one in each request."""
 
     LINE = "x-invented-by-a-client: "
-    CLIENT = "claude-code-cch-2.1.119"
+    NAMED, NAMELESS = "claude-code-cch-2.1.119", "pi-messages-0.73.1"
 
     def changes(self) -> dict[str, Change]:
         rng = random.Random(5)
@@ -90,21 +90,22 @@ class TestInventedForms:
 
         return dict.fromkeys(USERS[:4], lined)
 
-    async def found(self, tmp_path: Path) -> tuple[list[Served], list[Served]]:
+    async def found(self, tmp_path: Path, client: str = NAMED) -> tuple[list[Served], list[Served]]:
         """Those of the form, and others beside them."""
-        session = sessions_of(self.CLIENT)[0]
+        session = sessions_of(client)[0]
         async with proxied(tmp_path, 3, sim=ENGINE) as (proxy, _):
             found = await served(proxy, session, USERS, self.changes())
             await proxy.at_rest()
         mine = [one for one in found if one.user in USERS[:4]]
         return mine, [one for one in found if one.user not in USERS[:4]]
 
+    @pytest.mark.parametrize("client", [NAMED, NAMELESS])
     async def test_a_line_that_the_engine_drops(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str
     ) -> None:
         dropped = (self.LINE, messages._NOT_FOR_THE_MODEL)
         monkeypatch.setattr(messages, "_NOT_FOR_THE_MODEL", dropped)
-        mine, others = await self.found(tmp_path)
+        mine, others = await self.found(tmp_path, client)
         assert largest(mine, range(3, 99)) < 0.05
         places = defaultdict(set)
         for one in mine:

@@ -4,7 +4,8 @@ A name alone says too little. Under a session's name come titles, summaries and 
 requests, whose prompts begin otherwise: they take no turn, move no home, and get a place of their
 own once they come back. An id may be a request's own, so it names a session once it has come back.
 And a conversation without any name is known by its prompt, which goes on where an earlier one
-ended: the first such turn makes it a session.
+ended, or where its last messages did, for clients whose prompts begin otherwise each time: the
+first such turn makes it a session.
 
 What may become a session is remembered by what would show it (`Begun`): bounded by count and time,
 with a share for each tenant.
@@ -192,20 +193,17 @@ class Conversations:
 
     def _by_prompt(self, facts: RequestFacts, now_s: float) -> Found:
         """The conversation that the prompt goes on with: from the end of an earlier prompt."""
-        ends, tenant, begun = facts.ends, facts.tenant, self.begun
-        last = len(ends) - 1
-        for at in range(last, -1, -1):
-            end = ends[at]
-            if (stay := begun.first(tenant, end, now_s)) is None:
-                continue
-            key = stay.key or None
-            if at == last:
+        for evidence in (facts.ends, facts.tails):
+            for back in range(1, len(evidence) + 1):
+                shown = evidence[-back]
+                stay = self.begun.first(facts.tenant, shown, now_s) if shown else None
+                if stay is None or (stay.running and back > 1):
+                    continue
                 # The very prompt: the same request again, or another conversation like it.
-                if stay.is_idle_unserved:
-                    return Found(key, stay, None, end, is_by_prompt=True)
-            elif not stay.running:
-                key = key or f"{MARK}{self._made + 1}"
-                return Found(key, stay, None, end, is_by_prompt=True)
+                if back == 1 and not stay.is_idle_unserved:
+                    continue
+                key = stay.key or (None if back == 1 else f"{MARK}{self._made + 1}")
+                return Found(key, stay, None, shown, is_by_prompt=True)
         return NOBODY
 
     def assign(
@@ -226,7 +224,8 @@ class Conversations:
             return self._begin(found, facts, cache, now_s, shared_tokens)
         stay, key, tenant = found.stay, found.key, facts.tenant
         if found.shown is not None and stay is not None:
-            self.begun.remove(tenant, found.shown, stay)
+            for shown in stay.evidence if found.is_by_prompt else (found.shown,):
+                self.begun.remove(tenant, shown, stay)
         if found.is_anew:
             self._set_aside(key, tenant, now_s)
             stay = None
@@ -237,7 +236,7 @@ class Conversations:
         assert taken is not None
         if found.is_by_prompt:
             self._made += begun is not None
-            self.begun.add(tenant, facts.ends[-1], taken, now_s)
+            self._note_prompt(taken, facts, now_s)
         else:
             self._note_named(taken, facts, now_s, is_turn=taken.turn != turn)
         return taken
@@ -268,13 +267,19 @@ class Conversations:
                 if evidence is not None:
                     self.begun.add(tenant, evidence, stay, now_s)
             if end is not None:
-                self.begun.add(tenant, end, stay, now_s)
+                self._note_prompt(stay, facts, now_s)
             if found.evidence is not None:
                 self._note_other(facts)
         stay.cache, stay.used_s, stay.shared_tokens = cache, now_s, shared_tokens
         stay.running += 1
         stay.tokens, stay.is_unserved = facts.prompt_tokens, True
         return stay
+
+    def _note_prompt(self, stay: Stay, facts: RequestFacts, now_s: float) -> None:
+        """Remember a prompt by what its next turn would show."""
+        stay.evidence = [shown for shown in (*facts.ends[-1:], *facts.tails[-1:]) if shown]
+        for shown in stay.evidence:
+            self.begun.add(facts.tenant, shown, stay, now_s)
 
     def _note_named(self, taken: Stay, facts: RequestFacts, now_s: float, *, is_turn: bool) -> None:
         """Note what a session with a name looks like now, or what is beside it."""

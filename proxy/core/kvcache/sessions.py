@@ -105,7 +105,8 @@ class Stay:
     still runs, the next request is that turn again. `is_dropped`: the table has forgotten it.
 
     `key`: its name in the table; empty while it is in none, as nobody knows yet whether it is one
-    request or a session. `form`: what its prompts look like. `past`: its last turn as its engine
+    request or a session. `evidence`: what would show its next turn, where it has no name. `form`:
+    what its prompts look like. `past`: its last turn as its engine
     counted it, None before the first.
     """
 
@@ -120,6 +121,7 @@ class Stay:
     is_unserved: bool
     is_dropped: bool
     key: str
+    evidence: list[int]
     form: Form | None
     past: Past | None
 
@@ -130,6 +132,7 @@ class Stay:
         self.is_unserved = True
         self.is_dropped = False
         self.key = key
+        self.evidence = []
         self.form = None
         self.past = None
 

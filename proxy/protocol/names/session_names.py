@@ -49,7 +49,7 @@ _NAME_CHARS: Final = 128
 _HALVES: Final = re.compile(r"[\ud800-\udfff]")
 _USER_CHARS: Final = 1024
 """Of a longer `user_id` nothing is read."""
-_OLD_USER: Final = re.compile(r"user_\w*_account_[\w-]*_session_([\w-]{8,64})")
+_OLD_USER: Final = re.compile(r"user_[0-9A-Za-z-]*_account_[0-9A-Za-z-]*_session_([\w-]{8,64})")
 _NEW_USER: Final = re.compile(r'"session_id"\s*:\s*"([^"\\]{1,128})"')
 InBody = tuple[str | None, str | None]
 """A session's name by a body, and an id that may be the request's own."""

@@ -24,7 +24,7 @@ from proxy.protocol.names.session_names import (
     plain_name,
 )
 from proxy.protocol.offloadable import COMPLETIONS, is_offloadable, whole_number
-from proxy.protocol.prompt.rendered import LAST_ENDS, Rendered, Texts
+from proxy.protocol.prompt.rendered import FIRST_ENDS, LAST_ENDS, Rendered, Texts
 
 BLOCK_BYTES = 1024
 PART_RATIO = 0.4
@@ -33,6 +33,11 @@ less what an engine does not count, half a block of its own (8 to 32 tokens)."""
 MOST_ANSWER_CHARS = 16_384
 """Of a longer answer in a conversation the text is not kept."""
 _SEPARATOR = b"\x1f"
+TAILS, TAIL_MESSAGES = 4, 2
+"""Ends of messages that a conversation is known by whatever it begins with: an answer and the
+results of some tools are behind the end of the turn before. So many messages stand for it."""
+_SAID_BYTES, _LEAST_SAID = 256, 192
+"""Of each of them its last bytes, of the first message its first; fewer of all are in many."""
 _PROGRAM_CHARS = 64
 MODEL_CHARS = 256
 MOST_VALUES, MOST_VALUES_SMALL = 1 << 18, 1 << 13
@@ -44,6 +49,8 @@ _KEPT_MAX = 1 << 40
 ID_BYTES = 4
 """Of a token id, like a token of text by the prior."""
 _UNIT_BYTES = UNIT_TOKENS * ID_BYTES
+_WITH_IDS = {COMPLETIONS: "prompt", "/v1/embeddings": "input"}
+"""The members that may have token ids in place of a text."""
 
 
 def encodable(text: str) -> str:
@@ -99,23 +106,60 @@ def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
     return chained(prompt, xxh3_64_intdigest(root), BLOCK_BYTES)
 
 
-def message_ends(
-    prompt: bytes, texts: Texts, ends: list[int], hashes: list[int], root: bytes
-) -> list[int]:
-    """Hashes of the prompt up to the ends of its first and last messages, in their order.
+def message_stops(texts: Texts, ends: list[int]) -> list[int]:
+    """Bytes of the prompt up to the ends of its first and last messages, in their order.
 
-    `ends`: texts up to each; `hashes`: of the prompt's blocks, which begin with `root`.
+    `ends`: texts up to each.
     """
-    found, size, done = [], 0, 0
+    stops, size, done = [], 0, 0
     for end in ends:
         size += sum(map(len, texts[done:end])) + end - done
         done = end
         # Without the separator that follows: the last message has none.
-        stop = max(0, size - 1)
+        stops.append(max(0, size - 1))
+    return stops
+
+
+def message_ends(prompt: bytes, stops: list[int], hashes: list[int], root: bytes) -> list[int]:
+    """Hashes of the prompt up to the ends of its messages.
+
+    `hashes`: of the prompt's blocks, which begin with `root`.
+    """
+    found = []
+    for stop in stops:
         blocks = stop // BLOCK_BYTES
         before = hashes[blocks - 1] if blocks else xxh3_64_intdigest(root)
         found.append(xxh3_64_intdigest(prompt[blocks * BLOCK_BYTES : stop], before))
     return found
+
+
+def message_tails(prompt: bytes, begin: int, stops: list[int], count: int) -> list[int]:
+    """What the first message and the last ones up to some ends say, whatever stands before them.
+
+    By these a conversation is known whose system text is another one in each request. They stand
+    for the last of the ends; 0 where too little is said. `begin`: bytes before the first message
+    that is not the system's; `count`: of all messages.
+    """
+    last = len(stops) - 1
+    # Of the first message behind a gap nobody knows where it begins.
+    least = 0 if count == len(stops) else FIRST_ENDS + TAIL_MESSAGES
+    least = max(least, last + 1 - TAILS)
+    since = max(0, least + 1 - TAIL_MESSAGES)
+    first = next((stop for stop in stops if stop > begin), begin)
+    opening = xxh3_64_intdigest(prompt[begin : min(first, begin + _SAID_BYTES)])
+    said, before = [], stops[since - 1] if since else begin
+    for stop in stops[since:]:
+        said.append(xxh3_64_intdigest(prompt[max(before, stop - _SAID_BYTES) : stop]))
+        before = max(before, stop)
+    position = count - last
+    return [
+        hash(
+            (opening, position + at, *said[max(0, at + 1 - TAIL_MESSAGES - since) : at + 1 - since])
+        )
+        if stops[at] - begin >= _LEAST_SAID
+        else 0
+        for at in range(least, last + 1)
+    ]
 
 
 NO_ANSWER = ("", 0)
@@ -165,7 +209,7 @@ class PromptFacts:
     the prompt only, which may be its tail: `kept` tokens, -1 where that depends on the engine.
     `units`: of its token ids, chained as `unit_hashes` does; empty for a text or several prompts.
     `ends`: of its messages, see `message_ends`. `answer`: the text of the last answer among them,
-    and the place in `ends` of the message before it.
+    and the place in `ends` of the message before it. `tails`: see `message_tails`.
     `dialect`: the form of its body. `media`: images and other things that become no text, by kind
     and place in the prompt's bytes.
     `offloadable`: see `is_offloadable`.
@@ -182,6 +226,7 @@ class PromptFacts:
         "media",
         "model",
         "offloadable",
+        "tails",
         "units",
     )
 
@@ -197,6 +242,7 @@ class PromptFacts:
         answer: tuple[str, int] = NO_ANSWER,
         dialect: str = "",
         media: Sequence[tuple[str, int]] = (),
+        tails: Sequence[int] = (),
         *,
         offloadable: bool,
     ) -> None:
@@ -210,6 +256,7 @@ class PromptFacts:
         self.answer = answer
         self.dialect = dialect
         self.media = media
+        self.tails = tails
         self.offloadable = offloadable
 
     @property
@@ -236,9 +283,11 @@ def prompt_facts(
     most = body.get("truncate_prompt_tokens") if is_computed else 0
     salt = plain_name(body.get("cache_salt"))
     root = f"{model}\0{salt}".encode("utf-8", "surrogatepass")
-    ids = _count_ids(body.get("prompt")) if endpoint == COMPLETIONS else 0
+    with_ids = _WITH_IDS.get(endpoint)
+    ids = _count_ids(body.get(with_ids)) if with_ids is not None else 0
     has_units = most is None and ids * ID_BYTES == len(prompt)
     hashes = block_hashes(prompt, root) if most is None else []
+    begin, *stops = message_stops(texts, [found.before, *ends]) if ends else [0]
     return PromptFacts(
         model,
         len(prompt),
@@ -246,10 +295,11 @@ def prompt_facts(
         hashes,
         None if most is None else _kept(most),
         unit_hashes(prompt, unit_root(salt)) if has_units else (),
-        message_ends(prompt, texts, ends, hashes, root) if most is None else (),
+        message_ends(prompt, stops, hashes, root) if most is None else (),
         last_answer(body, len(ends)) if most is None and ends else NO_ANSWER,
         dialect.value,
         _media(found) if found.media else (),
+        message_tails(prompt, begin, stops, found.count) if stops and most is None else (),
         offloadable=is_offloadable(endpoint, body),
     )
 
@@ -315,6 +365,7 @@ class TokenEstimator:
             media=media,
             client=client_kind(prompt.dialect, headers),
             own_id=of_tenant(own_id, tenant),
+            tails=prompt.tails,
             takes_turn=prompt.kept != 0 and prompt.bytes > 0,
         )
 

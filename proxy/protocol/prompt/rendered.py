@@ -18,7 +18,7 @@ FIRST_ENDS, LAST_ENDS = 2, 8
 IDS: Final = "I"
 """Array type of token ids: 4 bytes each, like a token of text by the prior."""
 _INLINED = re.compile(r"data:([a-z]*)[^,\s]{0,128};base64,")
-_BASE64 = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{32,}\r?\n)*[A-Za-z0-9+/_-]*={0,2}\s*")
 _DATA_CHARS: Final = 1024
 """So long a text of these letters, in a member that the table does not know, is no text."""
 _DATA: Final = ("data", "url", "file_data", "file_id", "image_url", "file")
@@ -68,21 +68,32 @@ class _Reading:
 
 
 _READINGS: Final = {dialect: _Reading(dialect) for dialect in Dialect}
+_TYPED: Final = {
+    kind: members[0]
+    for reading in _READINGS.values()
+    for kind, members in reading.part.items()
+    if kind and members and members[0][1].value in MEDIA
+}
+"""The member with the data of each type of part that is a medium, in whichever dialect."""
+_UNTYPED: Final = ("image_url", "audio_url", "input_audio", "video_url")
+"""Members by which vLLM knows what a part without a type is."""
 
 
 class Rendered:
     """The texts of a prompt, in the order in which the engine renders them.
 
-    `ends`: how many texts its first and last messages end with. `media`: what becomes no text, by
+    `ends`: how many texts its first and last messages end with, of `count`; `before`: how many
+    come before the first one that is not the system's. `media`: what becomes no text, by
     its kind and the number of texts before it; `texts` has its digest. Not `is_whole`: the body has
     more than `most_values` values.
     """
 
-    __slots__ = ("_is_messages", "_left", "_reading", "ends", "media", "texts")
+    __slots__ = ("_is_messages", "_left", "_reading", "before", "count", "ends", "media", "texts")
 
     def __init__(self, dialect: Dialect, body: Mapping[str, Any], most_values: int) -> None:
         self.texts: Texts = []
         self.ends: list[int] = []
+        self.before = self.count = 0
         self.media: list[tuple[str, int]] = []
         self._left = most_values
         self._is_messages = dialect is Dialect.MESSAGES
@@ -112,7 +123,8 @@ class Rendered:
         if not isinstance(turns, list) or not turns or not isinstance(turns[0], dict):
             self._any(turns)  # a text, or what the engine will refuse
             return
-        count = len(turns)
+        count = self.count = len(turns)
+        self.before = len(self.texts)
         for at, turn in enumerate(turns):
             if isinstance(turn, dict):
                 self._turn(turn)
@@ -123,6 +135,8 @@ class Rendered:
                 return
             if at < FIRST_ENDS or at >= count - LAST_ENDS:
                 self.ends.append(len(self.texts))
+        if turns[0].get("role") in ("system", "developer"):
+            self.before = self.ends[0]
 
     def _turn(self, turn: dict[str, Any]) -> None:
         reading, kind, role = self._reading, turn.get("type"), turn.get("role")
@@ -184,28 +198,31 @@ class Rendered:
                 self._any(part)
 
     def _part(self, part: dict[str, Any], *, of_system: bool, depth: int) -> None:
-        kind = part.get("type", "text")
+        kind = part["type"] if "type" in part else _kind_of(part)
         members = self._reading.part.get(kind) if isinstance(kind, str) else None
-        if members is None:
+        if members is None or (kind in _TYPED and members[0][0] not in part):
             self._unknown(part)
             return
         if isinstance(kind, str) and kind in _FRAMED:
             self.texts.append(_mark(kind))
         for name, how in members:
             value = part.get(name)
+            if how.value in MEDIA and isinstance(uuid := part.get("uuid"), str):
+                value = uuid  # by which the engine knows it, whatever its data
             if value is None:
                 continue
             if of_system and name == "text" and isinstance(value, str):
                 value = _unbilled(value, is_whole=self._is_messages)
                 if not value:
                     continue
-            if how.value in MEDIA and isinstance(uuid := part.get("uuid"), str):
-                value = uuid  # by which the engine knows it, whatever its data
             self._member(value, how, depth=depth + 1)
 
     def _unknown(self, item: dict[str, Any]) -> None:
         """A part or turn of a type that the table does not have: each text that may be rendered."""
         left = self._reading.left
+        if (medium := _typed(item)) is not None:
+            self._medium(*medium)
+            return
         self._any([value for name, value in item.items() if name not in left], has_data=True)
 
     def _tools(self, tools: Any) -> None:
@@ -278,15 +295,16 @@ class Rendered:
 
     def _medium(self, value: Any, kind: str) -> None:
         """The digest of an image or a sound: of its data or address, and of nothing else."""
-        while isinstance(value, dict):
-            # A source, a URL, a file: whatever names the data in this dialect.
-            value = next((value[name] for name in _DATA if name in value), None)
-        if isinstance(value, str):
-            self.media.append((kind, len(self.texts)))
-            data = value.encode("utf-8", "surrogatepass")
-            self.texts.append(xxh3_128_hexdigest(data).encode())
+        found = _data_of(value)
+        if isinstance(found, str):
+            self._digest(found, kind)
         else:
-            self._any(value)
+            self._any(found, has_data=True)
+
+    def _digest(self, data: str, kind: str) -> None:
+        self.media.append((kind, len(self.texts)))
+        digest = xxh3_128_hexdigest(data.encode("utf-8", "surrogatepass"))
+        self.texts.append(digest.encode())
 
     def _any(self, value: Any, *, has_data: bool = False) -> None:
         """Every text in a value, without recursion, since the client chooses the depth.
@@ -298,7 +316,7 @@ class Rendered:
             self._left -= 1
             item = stack.pop()
             if isinstance(item, dict):
-                stack.extend(_inner(item))
+                stack.extend(self._object(item))
             elif isinstance(item, list):
                 ids = _token_ids(item)
                 if ids is None:
@@ -313,14 +331,26 @@ class Rendered:
                 self._left = -1
                 return
 
+    def _object(self, item: dict[str, Any]) -> Iterable[Any]:
+        """What is in an object, last first, but for a part that is read by its type."""
+        if item.get("type") == "text" and isinstance(text := item.get("text"), str):
+            self._any_text(text, has_data=False)  # as if it were not in parts
+            return ()
+        if (medium := _typed(item)) is None:
+            return _inner(item)
+        if not isinstance(found := _data_of(medium[0]), str):
+            return (found,)
+        self._digest(found, medium[1])
+        return ()
+
     def _any_text(self, text: str, *, has_data: bool) -> None:
         """A text, or the digest of data that are written as one."""
         inlined = _INLINED.match(text) if text[:5] == "data:" else None
         if inlined is not None:
             kind = inlined.group(1)
-            self._medium(text, kind if kind in MEDIA else How.FILE.value)
+            self._digest(text, kind if kind in MEDIA else How.FILE.value)
         elif has_data and len(text) >= _DATA_CHARS and _BASE64.fullmatch(text):
-            self._medium(text, How.FILE.value)
+            self._digest(text, How.FILE.value)
         else:
             self._text(text)
 
@@ -340,10 +370,36 @@ def _unbilled(text: str, *, is_whole: bool) -> str:
     return "" if is_whole else text.partition("\n")[2]
 
 
+def _kind_of(part: dict[str, Any]) -> str:
+    """What a part without a type is, as vLLM reads it."""
+    return next((name for name in _UNTYPED if name in part), "text")
+
+
+def _typed(part: dict[str, Any]) -> tuple[Any, str] | None:
+    """The data of a part that is a medium by its type, and the medium's kind; None for others."""
+    kind = part.get("type")
+    known = _TYPED.get(kind) if isinstance(kind, str) else None
+    value = part.get(known[0]) if known is not None else None
+    return None if known is None or value is None else (value, known[1].value)
+
+
+def _data_of(value: Any) -> Any:
+    """What stands for a medium: its data or address; else the object that may have them.
+
+    A source, a URL, a file: whatever names the data in a dialect.
+    """
+    while isinstance(value, dict):
+        if value.get("type") == "text":
+            return {"type": "text", "text": value.get("data")}
+        inner = next((value[name] for name in _DATA if value.get(name) is not None), None)
+        if inner is None:
+            return list(value.values())
+        value = inner
+    return value
+
+
 def _inner(item: dict[str, Any]) -> Iterable[Any]:
-    """Keys and values, last first. A text part gives its text only, as if it were not in parts."""
-    if item.get("type") == "text" and isinstance(item.get("text"), str):
-        return (item["text"],)
+    """Keys and values, last first."""
     parts: list[Any] = []
     for pair in item.items():
         parts += pair

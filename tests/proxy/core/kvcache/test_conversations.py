@@ -55,6 +55,7 @@ def asks(
     tenant: str = "",
     tokens: int | None = None,
     takes_turn: bool = True,
+    has_tails: bool = False,
 ) -> RequestFacts:
     """A request whose prompt has these messages, each a block of its own."""
     chain = [hash(tuple(texts[: n + 1])) for n in range(len(texts))]
@@ -65,6 +66,9 @@ def asks(
         own_id=own_id,
         tenant=tenant,
         takes_turn=takes_turn,
+        tails=[hash(tuple(texts[n - 2 : n])) for n in range(2, len(texts) + 1)]
+        if has_tails
+        else (),
     )
 
 
@@ -332,6 +336,28 @@ class TestPrompts:
         fleet.sessions.ended(stay, None, 0.0)
         assert fleet.serve(asks(MAIN[:6])) == ("a", 2)
         assert len(fleet.sessions) == 1
+
+    def test_a_prompt_that_begins_otherwise_each_time_goes_on_where_its_last_messages_did(
+        self,
+    ) -> None:
+        fleet = Fleet()
+        turns = [[f"line {n}", *MAIN[1:n]] for n in (4, 6, 8, 9)]
+        found = [fleet.serve(asks(turn, has_tails=True)) for turn in turns]
+        assert found == [(None, None), ("a", 1), ("a", 2), ("a", 3)]
+        assert len(fleet.known.begun) == 2  # the last prompt's end, and its tail
+
+    def test_what_a_prompt_goes_on_with_counts_more_than_its_last_messages(self) -> None:
+        fleet = Fleet()
+        for place, line in (("a", "one"), ("b", "other")):
+            fleet.serve(asks([line, *MAIN[1:4]], has_tails=True), place)
+        for place, line in (("b", "other"), ("a", "one")):
+            home, _ = fleet.serve(asks([line, *MAIN[1:6]], has_tails=True), place)
+            assert home == place
+
+    def test_the_same_last_messages_at_once_are_other_conversations(self) -> None:
+        fleet = Fleet()
+        for line in "abc":
+            assert fleet.serve(asks([line, *MAIN[1:4]], has_tails=True)) == (None, None)
 
     def test_another_branch_is_another_conversation(self) -> None:
         fleet = Fleet()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from proxy.core.types import BYTES_PER_TOKEN_PRIOR, UNIT_TOKENS, RequestFacts
 from proxy.protocol.prompt.facts import (
     BLOCK_BYTES,
+    TAILS,
     TokenEstimator,
     block_hashes,
     most_output_tokens,
@@ -109,6 +110,11 @@ class TestPrompt:
 def leading(one: list[int], other: list[int]) -> int:
     equal = [a == b for a, b in zip(one, other, strict=False)]
     return equal.index(False) if False in equal else len(equal)
+
+
+@pytest.mark.parametrize("given", [[7] * 3000, [[7] * 1000, [8] * 2000]], ids=["one", "several"])
+def test_token_ids_to_embed_are_counted(given: Any) -> None:
+    assert sizes("/v1/embeddings", {"model": "m", "input": given}) == (3000, 0)
 
 
 class TestBlocks:
@@ -381,3 +387,37 @@ class TestEnds:
         assert found is not None
         places = list(range(len(texts)))
         return list(found.ends), places if len(texts) <= 10 else places[:2] + places[-8:]
+
+
+class TestTails:
+    """What a conversation is known by, whatever stands in front of it."""
+
+    SAID = ("question " * 20, "answer " * 20, "and another " * 20, "told " * 20)
+
+    def tails(self, path: str, count: int, front: str, said: tuple[str, ...] = SAID) -> list[int]:
+        roles = ("user", "assistant")
+        turns = [{"role": roles[n % 2], "content": f"{said[n % 4]}{n}"} for n in range(count)]
+        body: dict[str, Any] = {"messages": turns, "input": turns}
+        if path == CHAT:
+            turns.insert(0, {"role": "system", "content": front})
+        else:
+            body |= {"system": front, "instructions": front, "reasoning": {"effort": front}}
+        return list(facts_of(path, body).tails)
+
+    @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
+    @pytest.mark.parametrize("count", [1, 3, 9, 11, 31])
+    def test_the_front_is_no_part_of_them(self, path: str, count: int) -> None:
+        before = self.tails(path, count, "one")
+        after = self.tails(path, count + 2, "another one")
+        assert before[-1] != 0
+        assert before[-1] == after[-3]
+        assert len(set(after)) == len(after)
+
+    def test_too_little_is_said(self) -> None:
+        assert set(self.tails(CHAT, 3, "one" * 100, ("hi",) * 4)) == {0}
+
+    @given(st.lists(st.sampled_from(["system", "user", "tool"]), max_size=40))
+    def test_there_are_no_more_than_ends(self, roles: list[str]) -> None:
+        turns = [{"role": role, "content": "x" * 200} for role in roles]
+        found = facts_of(CHAT, {"messages": turns})
+        assert len(found.tails) <= min(TAILS, len(found.ends))

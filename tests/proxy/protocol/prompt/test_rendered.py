@@ -196,6 +196,7 @@ class TestMedia:
     """What becomes no text counts as what the engine makes of it, whatever its bytes."""
 
     BIG = "A" * 600_000
+    LINES = "\r\n".join(["A" * 76] * 8_000)
 
     @pytest.mark.parametrize(
         ("dialect", "part", "kind"),
@@ -220,6 +221,18 @@ class TestMedia:
             (Dialect.RESPONSES, {"type": "input_audio", "input_audio": {"data": BIG}}, "audio"),
             (Dialect.RESPONSES, {"type": "input_file", "file_data": BIG}, "file"),
             (Dialect.OPENAI, {"image": f"data:image/png;base64,{BIG}"}, "image"),
+            # Without a type, as vLLM reads it too.
+            (Dialect.CHAT, {"image_url": f"data:image/png;base64,{BIG}"}, "image"),
+            (Dialect.CHAT, {"input_audio": {"data": BIG}}, "audio"),
+            # In lines, as in mails.
+            (Dialect.CHAT, {"type": "of_tomorrow", "payload": LINES}, "file"),
+            # Parts of other dialects.
+            (Dialect.CHAT, {"type": "image", "source": {"data": BIG}}, "image"),
+            (Dialect.RESPONSES, {"type": "video_url", "video_url": {"url": BIG}}, "video"),
+            (Dialect.OPENAI, {"type": "input_audio", "input_audio": {"data": BIG}}, "audio"),
+            # Where the table has the type, but not the member.
+            (Dialect.RESPONSES, {"type": "input_audio", "data": BIG}, "file"),
+            (Dialect.CHAT, {"type": "image_embeds", "image_embeds": {"of_model": BIG}}, "file"),
         ],
         ids=lambda value: str(value)[:60],
     )
@@ -239,12 +252,54 @@ class TestMedia:
 
         assert prompt("AAAA") != prompt("AAAB")
 
+    @pytest.mark.parametrize(
+        ("dialect", "part", "name"),
+        [
+            (Dialect.CHAT, {}, "image_url"),
+            (Dialect.RESPONSES, {"type": "input_file"}, "file_url"),
+            (Dialect.RESPONSES, {"type": "input_image"}, "file_id"),
+            (Dialect.CHAT, {"type": "image_embeds"}, "image_embeds"),
+        ],
+        ids=str,
+    )
+    def test_another_address_is_another_prompt(
+        self, dialect: Dialect, part: dict[str, str], name: str
+    ) -> None:
+        turns = "input" if dialect is Dialect.RESPONSES else "messages"
+
+        def prompt(value: Any) -> list[bytes]:
+            return texts(dialect, {turns: [{"role": "user", "content": [part | {name: value}]}]})
+
+        assert prompt("http://a/1") != prompt("http://a/2")
+        assert prompt({"grid": "1"}) != prompt({"grid": "2"})
+
+    @pytest.mark.parametrize(
+        "part",
+        [
+            {"type": "document", "source": {"type": "text", "data": BIG}},
+            {"type": "of_tomorrow", "content": [{"type": "text", "text": BIG}]},
+        ],
+        ids=lambda part: str(part["type"]),
+    )
+    def test_what_says_that_it_is_text_is_text(self, part: dict[str, Any]) -> None:
+        found = read(Dialect.MESSAGES, {"messages": [{"role": "user", "content": [part]}]})
+        assert (len(found.texts[-1]), found.media) == (len(self.BIG), [])
+
+    def test_depth_is_no_danger(self) -> None:
+        part: Any = "x"
+        for _ in range(2000):
+            part = {"type": "image_url", "image_url": [part]}
+        for dialect in (Dialect.CHAT, Dialect.OPENAI):
+            assert read(dialect, {"messages": [{"role": "user", "content": [part]}]}).is_whole
+
     def test_the_name_that_a_client_gave_it_stands_for_it(self) -> None:
-        def prompt(data: str) -> list[bytes]:
-            part = {"type": "image_url", "image_url": {"url": data}, "uuid": "same"}
+        def prompt(data: str | None) -> list[bytes]:
+            part = {"type": "image_url", "image_url": data and {"url": data}, "uuid": "same"}
             return texts(Dialect.CHAT, {"messages": [{"role": "user", "content": [part]}]})
 
         assert prompt("data:image/png;base64,AAAA") == prompt("data:image/png;base64,AAAB")
+        # Given before, it is not given again.
+        assert prompt("data:image/png;base64,AAAA") == prompt(None)
 
     @pytest.mark.parametrize(
         "item",
