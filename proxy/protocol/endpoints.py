@@ -34,7 +34,9 @@ LAST_EVENTS = {
     Dialect.CHAT: (DONE,),
     Dialect.COMPLETIONS: (DONE,),
     Dialect.MESSAGES: ("message_stop",),
-    Dialect.RESPONSES: ("response.completed", "response.incomplete", "response.failed"),
+    Dialect.RESPONSES: tuple(
+        f"response.{status}" for status in ("completed", "incomplete", "failed", "cancelled")
+    ),
 }
 """The events that end a stream, by their names, or DONE; none: the stream ends with its body."""
 ENDED = tuple(dialect for dialect, names in LAST_EVENTS.items() if names)

@@ -23,6 +23,8 @@ KiB of body."""
 _TARGET = re.compile(r"/[!\"$-\[\]-~]*")
 _NAME = re.compile(r"([A-Za-z0-9._~-]+|\[([0-9A-Fa-f:.]{2,45})\])?(?::([0-9]{0,5}))?")
 _END = b"\r\n\r\n"
+_PATH = re.compile(rb"[^ \r\n]{1,32} (/[!-~]{0,8190})")
+"""Begins a request line, also one that is refused."""
 
 
 class Refusal(StrEnum):
@@ -133,6 +135,12 @@ class RequestFraming:
     def in_head(self) -> bool:
         """Whether a head has begun and not ended."""
         return bool(self.pending)
+
+    @property
+    def target(self) -> str:
+        """The target of the request that has begun, for an answer in its form; empty: unknown."""
+        line = _PATH.match(self.pending)
+        return line[1].decode() if line else ""
 
     def feed(self, data: bytes) -> None:
         """Add the next bytes. Raises FramingError if a chunked body's chunks are invalid."""

@@ -16,6 +16,8 @@ from proxy.protocol.prompt.facts import MODEL_CHARS, PromptFacts
 
 MOST_PARTS = 256
 """The parts behind these are not looked at."""
+MOST_ALIKE = 64
+"""Behind more lines in one part that only begin like a delimiter nothing is looked at."""
 HEAD_BYTES = 8192
 """Most bytes of a part's headers; behind a part with more nothing is looked at."""
 VALUE_BYTES = 1024
@@ -29,6 +31,8 @@ THREAD_BYTES = 1 << 20
 _WANTED = READ | {"model", "user"}
 _PARAM = re.compile(r';[ \t]*([^\s=;"]+)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^;]*))', re.DOTALL)
 _DISPOSITION = re.compile(rb"(?:^|\r\n)content-disposition[ \t]*:([^\r\n]*)", re.IGNORECASE)
+_LINE_REST = re.compile(rb"--|[ \t]{0,64}(?:\r\n|\Z)")
+"""Follows the delimiter in its line: the marks of the last one, or blanks."""
 _CRLF = b"\r\n"
 
 
@@ -66,27 +70,41 @@ def params(header: str) -> dict[str, str]:
 
 def _fields(raw: bytes, delimiter: bytes) -> Iterator[tuple[str, str]]:
     """Names and values of the wanted small fields, in their order."""
-    at = 0 if raw.startswith(delimiter) else _find(raw, _CRLF + delimiter, 0)
-    if at < 0:
-        return
-    at = at if raw.startswith(delimiter) else at + len(_CRLF)
+    # A form begins with a delimiter, as behind a line end, or with words that nobody reads.
+    begin = len(delimiter)
+    if not (raw.startswith(delimiter) and _LINE_REST.match(raw, begin)):
+        begin = _delimiter_end(raw, delimiter, 0)[1]
     for _ in range(MOST_PARTS):
-        begin = at + len(delimiter)
         line_end = raw.find(_CRLF, begin, begin + HEAD_BYTES)
-        if line_end < 0 or raw[begin:line_end].strip(b" \t"):
+        if begin == 0 or line_end < 0 or raw[begin:line_end].strip(b" \t"):
             return  # the last delimiter, or none
         head_end = raw.find(_CRLF + _CRLF, line_end, line_end + HEAD_BYTES)
         if head_end < 0:
             return
-        begin = head_end + 2 * len(_CRLF)
+        value = head_end + 2 * len(_CRLF)
         # The end of an empty value is the line end of the headers.
-        end = _find(raw, _CRLF + delimiter, begin - len(_CRLF))
-        if end < 0:
+        end, begin = _delimiter_end(raw, delimiter, value - len(_CRLF))
+        if begin == 0:
             return
         name = _field_name(raw[line_end + len(_CRLF) : head_end])
-        if name in _WANTED and end - begin <= VALUE_BYTES:
-            yield name, raw[begin:end].decode("utf-8", "replace")
-        at = end + len(_CRLF)
+        if name in _WANTED and end - value <= VALUE_BYTES:
+            yield name, raw[value:end].decode("utf-8", "replace")
+
+
+def _delimiter_end(raw: bytes, delimiter: bytes, start: int) -> tuple[int, int]:
+    """Where the next delimiter begins, with the line end in front, and where it ends; else zeros.
+
+    A line that only begins like it is data: a boundary may be the beginning of another one.
+    """
+    sought = _CRLF + delimiter
+    for _ in range(MOST_ALIKE):
+        at = _find(raw, sought, start)
+        if at < 0:
+            break
+        start = at + len(sought)
+        if _LINE_REST.match(raw, start):
+            return at, start
+    return 0, 0
 
 
 def _field_name(head: bytes) -> str | None:

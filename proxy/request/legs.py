@@ -25,6 +25,7 @@ from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import ANSWER_BYTES, OnSent, Upstream
 from proxy.net.upstream.response import HOLD_BYTES, UpstreamResponse
 from proxy.net.upstream.response_check import is_plainly_good, look_at
+from proxy.protocol.endpoints import ENDED, endpoint_of
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import with_request_id
 from proxy.protocol.streams.movable import Plan
@@ -233,7 +234,8 @@ async def _decode(
     is_good = False
     try:
         if not is_plainly_good(reply):
-            await look_at(reply, most_bytes)
+            needs_event = endpoint_of(out.path.partition("?")[0]).dialect in ENDED
+            await look_at(reply, most_bytes, needs_event=needs_event)
         elif reply.status == 200:
             # Held back up to HOLD_BYTES: an answer that breaks off before can be had elsewhere.
             while not reply.is_over and reply.held_bytes <= HOLD_BYTES and await reply.more():

@@ -24,10 +24,17 @@ from proxy.net.timeouts import IdleLimit
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.endpoints import ENDED, ENDED_BY_NAME, endpoint_of
 from proxy.protocol.errors import UpstreamFailure
-from proxy.protocol.framing import Chunked, FramingError, wrap
+from proxy.protocol.framing import Chunked, FramingError, UntilClose, wrap
 from proxy.protocol.streams.heartbeat import heartbeat
 from proxy.protocol.streams.legs import FirstLeg, LaterLeg
-from proxy.protocol.streams.sse import FastPath, Scanner, end_of_stream, events_end, names_the_end
+from proxy.protocol.streams.sse import (
+    FastPath,
+    Scanner,
+    end_of_stream,
+    events_end,
+    is_cut,
+    names_the_end,
+)
 from proxy.request.client_response import ClientResponse
 
 GROW_EVENTS = 16
@@ -303,7 +310,9 @@ class Relay:
     @property
     def _is_at_end(self) -> bool:
         """Whether an answer whose body ends here is whole."""
-        return not (self._is_stream and self._needs_end) or self.scanner.is_done
+        if self._is_stream and self._needs_end:
+            return self.scanner.is_done
+        return not self._held
 
     def _whole_events(self, body: bytes) -> bytes:
         """The part of the body that is whole events; the rest is kept. Raises FramingError."""
@@ -337,11 +346,14 @@ class Relay:
         """Whole events up to the stream's end, which is noted."""
         held = self._held
         is_last = self._framing.is_done
-        if is_last and (not self._needs_end or held.rstrip() == b"data: [DONE]"):
+        if is_last and (held.rstrip() == b"data: [DONE]" or self._may_end_with(held)):
             body += held  # an end that is not followed by an empty line
             held.clear()
             self._move(_ENDED)
-        elif (end := end_of_stream(body) if b"[DONE]" in body else 0) > 0:
+        elif (end := end_of_stream(body) if b"[DONE]" in body else 0) > 0 and not self._needs_end:
+            if self.state is _STREAMING:
+                self._move(_ENDING)  # of a stream of a kind that is not known more may follow
+        elif end > 0:
             if end < len(body) or held:
                 self.reply.note_excess()
             body = body[:end]
@@ -350,6 +362,14 @@ class Relay:
         elif self._is_named and self.state is _STREAMING and names_the_end(body):
             self._move(_ENDING)
         return body
+
+    def _may_end_with(self, rest: bytearray) -> bool:
+        """Whether the body's end is the stream's, with these bytes behind its last whole event.
+
+        A connection that ends within an event was cut: nothing else tells.
+        """
+        is_told = not isinstance(self._framing, UntilClose)
+        return not self._needs_end and (is_told or not is_cut(rest))
 
     def stop(self) -> None:
         """Read no more of this answer for now: the stream is to go on elsewhere.
@@ -518,7 +538,8 @@ class Relay:
         return not (self.state is _ENDED or self.reply.is_over or self._is_asked or is_lost)
 
     async def _run(self, idle_limit_s: float, heartbeat_s: float) -> None:
-        if self._is_stream and self.state is _STREAMING and self.scanner.is_done:
+        is_open = self._is_stream and self._needs_end and self.state is _STREAMING
+        if is_open and self.scanner.is_done:
             self._move(_ENDING)
         start_s = min(idle_limit_s, GRACE_S) if self.state is _ENDING else idle_limit_s
         limit = IdleLimit(start_s, self._progress, heartbeat_s, self._beat)

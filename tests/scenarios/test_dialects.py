@@ -263,6 +263,8 @@ FAILED = sse("response.failed", response={"status": "failed", "tools": ["x" * 20
         ("/v1/audio/translations", sse(None, choices=[{"delta": {"content": "hi"}}]) + DONE),
         ("/custom/stream", b"data: a\n\ndata: b"),
         ("/custom/stream", b"data: a\r\n\r\n: bye"),
+        ("/custom/stream", b'data: {"a":1}'),
+        ("/custom/stream", DONE + b"data: more\n\n"),
         ("/custom/stream", b"no events\nat all"),
     ],
 )
@@ -285,6 +287,15 @@ async def test_a_stream_of_an_unknown_kind_ends_with_its_body(
         assert (record["outcome"], last_error(proxy)) == ("ok", None)
 
 
+@pytest.mark.parametrize("said", [b"", b'{"a":1}\n{"a":2}\n', b": no event\n"])
+async def test_a_stream_of_an_unknown_kind_may_have_no_event(tmp_path: Path, said: bytes) -> None:
+    wire = STREAM_HEAD + (chunk(said) if said else b"") + END
+    async with fed(tmp_path, says(wire), extra_paths=("/s",)) as (proxy, _):
+        assert (await proxy.post({"stream": True}, "/s?a=1")).body == said
+        (record,) = await proxy.records(1)
+        assert (record["outcome"], last_error(proxy)) == ("ok", None)
+
+
 @pytest.mark.parametrize("framing", ["chunks", "length"])
 async def test_a_stream_of_an_unknown_kind_that_breaks_is_broken(
     tmp_path: Path, framing: str
@@ -294,6 +305,17 @@ async def test_a_stream_of_an_unknown_kind_that_breaks_is_broken(
     if framing == "length":
         head = STREAM_HEAD.replace(b"Transfer-Encoding: chunked", b"Content-Length: 999") + said
     async with fed(tmp_path, resets(head), extra_paths=("/s",)) as (proxy, _):
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await proxy.post({"stream": True}, "/s")
+        (record,) = await proxy.records(1)
+        assert record["outcome"] == "upstream_truncated"
+
+
+@pytest.mark.parametrize("rest", [b'data: {"a": "hal', b"event: x\ndata: [1, 2", b'data:{"a":1'])
+async def test_a_connection_that_ends_within_an_event_was_cut(tmp_path: Path, rest: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    script = says(head + sse(None, type="x") + rest, close=True)
+    async with fed(tmp_path, script, extra_paths=("/s",)) as (proxy, _):
         with pytest.raises(aiohttp.ClientPayloadError):
             await proxy.post({"stream": True}, "/s")
         (record,) = await proxy.records(1)

@@ -289,13 +289,13 @@ class ClientConnection(SerialHandler):
         """Queue an error answer after the requests in the queue, then close."""
         self._note(refusal)
         self._is_broken = True
-        self.messages.append((_error(refusal), EMPTY_PAYLOAD))
+        self.messages.append((_error(refusal, self._bounds.target), EMPTY_PAYLOAD))
         self._wake()
 
     def _refuse_at(self, index: int, refusal: Refusal) -> None:
         """Replace a message by an error answer, and drop the messages behind it."""
         message, payload = self.messages[index]
-        path = "" if isinstance(message, Unreadable) else message.path
+        path = self._bounds.target if isinstance(message, Unreadable) else message.path
         self._drop(len(self.messages) - index)
         self._note(refusal)
         self._is_refused = True
@@ -389,7 +389,7 @@ def _is_host(host: str) -> bool:
     return _HOSTS.keep(host, value=True)
 
 
-def _error(refusal: Refusal, path: str = "") -> Unreadable:
+def _error(refusal: Refusal, path: str) -> Unreadable:
     error = RefusedError(refusal, path)
     return unreadable(error.status, error)
 

@@ -31,10 +31,13 @@ def is_plainly_good(reply: UpstreamResponse) -> bool:
     return reply.status < 300 and not reply.is_stream
 
 
-async def look_at(reply: UpstreamResponse, most_bytes: int = CARRY_BYTES) -> None:
+async def look_at(
+    reply: UpstreamResponse, most_bytes: int = CARRY_BYTES, *, needs_event: bool = True
+) -> None:
     """Check an answer's status and first event; raises UpstreamFailure if it is to be replaced.
 
-    A first event of more than `most_bytes` is not waited for.
+    A first event of more than `most_bytes` is not waited for. `needs_event`: a stream without any
+    is broken.
     """
     await _look_at_status(reply)
     if not reply.is_stream:
@@ -43,6 +46,8 @@ async def look_at(reply: UpstreamResponse, most_bytes: int = CARRY_BYTES) -> Non
     event, size, known, tail = first_event(head), len(head), len(reply.body), head[-_END_BYTES:]
     while event is None and size < most_bytes:
         if not await reply.more():
+            if not needs_event:
+                return
             raise UpstreamFailure(FailureKind.RESET, "the stream ended before its first event")
         # The whole is looked at once its end may have come: it may be a megabyte in small pieces.
         new = b"".join([tail, *reply.body[known:]])

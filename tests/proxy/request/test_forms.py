@@ -116,6 +116,10 @@ def test_names_of_fields(disposition: str, model: str) -> None:
         (form(*[field("x", b"y")] * MOST_PARTS, field("model", b"w")), ""),
         (form(file(value=b"\r\n--" + EDGE.encode()[:-1]), field("model", b"w")), "w"),
         (form(field("model", b"w")).replace(b"\r\n", b"\n"), ""),
+        (form(file(value=b"\r\n--%b1\r\n" % EDGE.encode(), size=900), field("model", b"w")), "w"),
+        (form(file(value=b"\r\n--%b-" % EDGE.encode()), field("model", b"w")), ""),
+        (b"--%b7\r\n" % EDGE.encode() + form(field("model", b"w")), "w"),
+        (b"--other\r\n" + form(field("model", b"w")), "w"),
     ],
 )
 def test_odd_forms(raw: bytes, model: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import re
@@ -65,6 +66,29 @@ async def test_a_refusal_is_fixed_words(
         async with ServedProxy(tmp_path / "log", [engine.address], header_timeout=0.2) as proxy:
             await refused(proxy, request_.replace(b"%b", CANARY), status, reason)
             assert not engine.posts
+
+
+@pytest.mark.parametrize("path", [b"/v1/messages", b"/v1/messages/count_tokens?beta=true"])
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"POST %b HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 9000, 431),
+        (b"POST %b HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 120 + b"\r\n", 431),
+        (b"POST %b HTTP/1.1\r\n\r\n", 400),
+        (b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n", 400),
+        (b"POST %b HTTP/1.1\r\nHost: a\r\nno header\r\n\r\n", 400),
+        (b"BREW %b HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"POST %b HTTP/1.1\r\nHost: a\r\n", 408),
+    ],
+)
+async def test_what_is_no_request_is_refused_in_its_paths_form(
+    tmp_path: Path, path: bytes, head: bytes, status: int
+) -> None:
+    async with RawEngine(FINE) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], header_timeout=0.2) as proxy:
+            answer = await raw(proxy, head.replace(b"%b", path))
+    assert int(answer.split()[1]) == status
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["type"] == "error"
 
 
 PROBE = (

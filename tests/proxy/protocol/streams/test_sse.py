@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.protocol.framing import wrap
-from proxy.protocol.streams.sse import TAIL_BYTES, Scanner, first_event, is_error_event
+from proxy.protocol.streams.sse import (
+    MOST_USAGES,
+    TAIL_BYTES,
+    Scanner,
+    first_event,
+    is_error_event,
+    usage_member,
+)
 
 DONE = b"data: [DONE]\n\n"
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
@@ -199,6 +206,7 @@ class TestEnd:
             (True, b"event: response.completed\ndata: {}\n\n"),
             (True, b"event: response.incomplete\ndata: {}\n\n"),
             (True, b"event: response.failed\ndata: {}\n\n"),
+            (True, b"event: response.cancelled\ndata: {}\n\n"),
             (False, b"event: response.created\ndata: {}\n\n"),
             (True, b"event: response.completed\ndata: " + b"x" * 100_000 + b"\n\n"),
         ],
@@ -410,3 +418,15 @@ class TestFirstEvent:
         found = first_event(head)
         assert found is not None
         assert is_error_event(found) is expected
+
+
+@pytest.mark.parametrize("behind", [1, 3, 4])
+def test_a_usage_further_in_is_passed_over(behind: int) -> None:
+    tools = [{"properties": {"usage": {"type": "object"}}}] * behind
+    told = orjson.dumps({"id": "r", "usage": {"input_tokens": 5}, "tools": tools})
+    found = usage_member(told)
+    assert (found is not None) == (behind < MOST_USAGES)
+    assert found is None or orjson.loads(found)["usage"] == {"input_tokens": 5}
+    response = b'data: {"type":"response.completed","response":%b}\n\n' % told
+    in_stream = scanned(TEXT + response).usage(b'{"response":{')
+    assert (in_stream is not None) == (behind < MOST_USAGES)
