@@ -190,7 +190,7 @@ class Attempts:
             return answer
         except UpstreamFailure as failure:
             if failure.limit_s is not None:
-                self.note_limit(leg.limit, failure.limit_s)
+                self.note_limit(failure.limit, failure.limit_s)
             raise
 
     async def _decode_with(
@@ -268,7 +268,7 @@ class Attempts:
             return PrefillFailed(result.why, None, result.left, result.edits)
         if result is not Fallback.P_TIMEOUT:
             return PrefillFailed(result)
-        self.note_limit(limit, limit.seconds)
+        self.note_limit(limit.option, limit.seconds)
         late = f"no prefill in {limit.seconds:.3g} s"
         return PrefillFailed(result, LegFailure(FailureKind.TIMEOUT, late), cut)
 
@@ -336,9 +336,9 @@ class Attempts:
         """An instance has begun to go on with a stream."""
         self._answered(answer)
 
-    def note_limit(self, limit: LegLimit, seconds: float) -> None:
-        """A leg met its time limit."""
-        self._record.limit, self._record.limit_s = limit.option, seconds
+    def note_limit(self, option: str, seconds: float) -> None:
+        """A leg met its time limit, that of an option."""
+        self._record.limit, self._record.limit_s = option, seconds
 
     def failure(self, failure: UpstreamFailure) -> LegFailure:
         """An instance's failure as the flow hears of it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -156,7 +157,7 @@ def fallback_of(failure: UpstreamFailure) -> Fallback:
 class FirstEventLimit(Limit):
     """Limit on the first event: `seconds`, or `cap_s` while no other instance would be asked."""
 
-    __slots__ = ("_has_other", "_is_final", "_leg", "cap_s")
+    __slots__ = ("_has_other", "_is_final", "_leg", "cap_s", "silence_s")
 
     def __init__(
         self, leg: LegLimit, has_other: Callable[[float], bool] = lambda now_s: True
@@ -164,6 +165,7 @@ class FirstEventLimit(Limit):
         super().__init__(leg.seconds)
         self._leg = leg
         self.cap_s = leg.cap_s
+        self.silence_s = leg.silence_s
         self._has_other = has_other
         self._is_final = False
 
@@ -202,6 +204,7 @@ async def decode_leg(
 ) -> UpstreamResponse:
     """Ask D, wait for the first event; raises UpstreamFailure.
 
+    An answer in one piece that has begun is held to the limit on silence.
     `source` is the P that D fetches from. When it or D goes down, the wait ends at once: a frozen
     process answers nobody, and a Mooncake D would wait for a dead P for minutes.
     """
@@ -213,7 +216,7 @@ async def decode_leg(
             if source is not None:
                 source.watchers.add(limit)
             try:
-                return await _decode(out, d, body, on_sent)
+                return await _decode(out, d, body, on_sent, limit.silence_s)
             finally:
                 d.watchers.discard(limit)
                 if source is not None:
@@ -227,7 +230,7 @@ async def decode_leg(
 
 
 async def _decode(
-    out: Outgoing, d: Upstream, body: bytes | None, on_sent: OnSent | None
+    out: Outgoing, d: Upstream, body: bytes | None, on_sent: OnSent | None, silence_s: float
 ) -> UpstreamResponse:
     reply = await d.send(out.method, out.path, out.headers, body, on_sent)
     most_bytes = FIRST_EVENT_BYTES if isinstance(out.found.plan, Plan) else CARRY_BYTES
@@ -238,8 +241,9 @@ async def _decode(
             await look_at(reply, most_bytes, needs_event=needs_event)
         elif reply.status == 200:
             # Held back up to HOLD_BYTES: an answer that breaks off before can be had elsewhere.
-            while not reply.is_over and reply.held_bytes <= HOLD_BYTES and await reply.more():
-                pass
+            while not reply.is_over and reply.held_bytes <= HOLD_BYTES:
+                if not await _more(reply, silence_s):
+                    break
             if reply.failure is not None:
                 raise reply.failure.again()
         is_good = True
@@ -247,3 +251,16 @@ async def _decode(
         if not is_good:
             reply.close()
     return reply
+
+
+async def _more(reply: UpstreamResponse, silence_s: float) -> bool:
+    """Wait for more of an answer; false at its end. Once it has begun, it may not fall silent."""
+    if not reply.held_bytes or silence_s == math.inf:
+        return await reply.more()
+    try:
+        with Limit(silence_s):
+            return await reply.more()
+    except TimeoutError as error:
+        late = f"silent for {silence_s:.4g} s within its answer"
+        kind = FailureKind.TIMEOUT
+        raise UpstreamFailure(kind, late, limit_s=silence_s, limit="idle") from error

@@ -131,3 +131,14 @@ async def test_an_engine_that_answers_others_is_not_blamed_for_a_long_answer(
             assert (long.result().status, short.result().status) == (504, 200)
             (member,) = proxy.router.fleet.members()
             assert not member.health.has_failed_lately
+
+
+async def test_one_that_has_begun_may_not_fall_silent(tmp_path: Path) -> None:
+    """A part of the body is there, so the engine has computed: the rest is a matter of moments."""
+    begun = plain(ANSWER)[:-3]
+    async with two(tmp_path, stalls(begun), idle_timeout=0.2) as (proxy, _):
+        answer = await proxy.post(chat("x", stream=False))
+        assert (answer.status, answer.json["error"]["code"]) == (504, "idle_timeout")
+        (record,) = await proxy.records(1)
+        assert (record["limit"], record["limit_s"]) == ("idle", 0.2)
+        await proxy.at_rest()

@@ -23,19 +23,27 @@ class LegLimit:
 
     `option`: the command line option that holds the cap, without `--` and `-timeout`. Where
     `seconds` is less than `cap_s`, the limit counts only while another instance could be asked.
-    `whole_s`: the option's value, of which `cap_s` is what earlier attempts have left.
+    `whole_s`: the option's value, of which `cap_s` is what earlier attempts have left. `silence_s`:
+    how long an answer in one piece may be silent once it has begun.
     """
 
     option: str
     seconds: float
     cap_s: float
     whole_s: float
+    silence_s: float
 
     def __init__(
-        self, option: str, seconds: float, cap_s: float, whole_s: float | None = None
+        self,
+        option: str,
+        seconds: float,
+        cap_s: float,
+        whole_s: float | None = None,
+        silence_s: float = math.inf,
     ) -> None:
         self.option, self.seconds, self.cap_s = option, seconds, cap_s
         self.whole_s = cap_s if whole_s is None else whole_s
+        self.silence_s = silence_s
 
     @property
     def kind(self) -> FailureKind:

@@ -664,7 +664,8 @@ class RequestFlow:
     def _answer_limit(self) -> LegLimit:
         """Of an answer in one piece: each attempt has all of it, as each has all the work."""
         self._answers = self._router.events.answers(self.route.decode.name)
-        return LegLimit(ANSWER, self._caps.answer_s, self._caps.answer_s)
+        caps = self._caps
+        return LegLimit(ANSWER, caps.answer_s, caps.answer_s, silence_s=caps.idle_s)
 
     def _first_event_cap_s(self, now_s: float) -> float:
         cap_s = self._caps.ttft_s
