@@ -173,6 +173,25 @@ class Engine:
             if time.monotonic() - self._since_s > READY_S:
                 raise EngineError(f"{self.name} not ready after {READY_S:g} s\n{self.tail()}")
             time.sleep(0.2)
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Compute one prompt, less than a block of it: nothing of it is cached.
+
+        On some processors vLLM's CPU build crashes where the very first prompt has a few tokens.
+        """
+        ask = {"model": MODEL, "prompt": [3] * (BLOCK_TOKENS - 1), "max_tokens": 1}
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=READY_S)
+        try:
+            kind = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/completions", orjson.dumps(ask), kind)
+            status = connection.getresponse().status
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineError(f"{self.name} ended at its first prompt\n{self.tail()}") from error
+        finally:
+            connection.close()
+        if status != 200:
+            raise EngineError(f"{self.name}: {status} for its first prompt\n{self.tail()}")
 
     def kill(self) -> None:
         """A crash: nothing is answered, nothing tidied up."""
