@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import keyword
+import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,6 +28,8 @@ REST_S = ABORT_S + 60.0 + 30.0
 """A D whose P has died gives up 60 s after the abort timeout; the rest is for a busy machine."""
 FETCH, KEEP = b'"do_remote_prefill":true', b'"do_remote_decode":true'
 """In the decode leg of an offload, and in its prefill leg."""
+TIE = 0.1
+"""Log probabilities that differ by less are alike: a step of bfloat16 is 0.03 where they are 8."""
 HEAVY: dict[str, Any] = {"warm_threshold": 100, "heavy_threshold": 500}
 ALWAYS = HEAVY | {"offload_policy": "always"}
 SLOW: dict[str, Any] = {"health_interval": 0.5, "health_timeout": 20.0, "scrape_interval": 0.5}
@@ -144,6 +147,24 @@ class Pair:
         raw = await self.post(engine, path, salted)
         assert usage(raw)["prompt_tokens_details"]["cached_tokens"] == 0
         return token_ids(raw)
+
+    async def check_same(
+        self, engine: Engine, prompt: list[int], got: list[int], want: list[int], model: str = MODEL
+    ) -> None:
+        """Two greedy answers are one, or part where the engine has both tokens alike.
+
+        How many prompts a step computes differs between the two: on some processors that is another
+        order of additions, and with it another one of two tokens that are equal in a bfloat16.
+        """
+        if got == want:
+            return
+        at = next(i for i, pair in enumerate(zip(got, want, strict=True)) if pair[0] != pair[1])
+        body = {"model": model, "prompt": [*prompt, *want[:at]], "max_tokens": 1, "temperature": 0}
+        body |= {"logprobs": 5, "return_tokens_as_token_ids": True}
+        answer = orjson.loads(await self.post(engine, COMPLETIONS, body))
+        told = answer["choices"][0]["logprobs"]["top_logprobs"][0]
+        one, other = (told.get(f"token_id:{found[at]}", -math.inf) for found in (got, want))
+        assert abs(one - other) < TIE, (at, got[at], want[at], told)
 
     async def value(self, engine: Engine, name: str, **labels: str) -> float:
         """A series of an engine's /metrics, summed over what the labels leave open."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.real_vllm.engines.fleet import MODEL, Engine
+from tests.real_vllm.engines.fleet import Engine
 from tests.real_vllm.rig import CHAT, COMPLETIONS, SLOW, Pair, ask, events, token_ids, usage, words
 from tests.support.admin import call
 from tests.support.harness import Answer, ServedProxy
@@ -25,8 +25,6 @@ TOKENS = 600
 APART_S = 0.1
 """Mean time between two streams' beginnings, so that they are cut at different tokens."""
 BEGIN_S = 120.0
-TIE = 0.1
-"""Log probabilities that differ by less are alike: a step of bfloat16 is 0.03 where they are 8."""
 
 
 def body_of(number: int, how: str) -> tuple[str, dict[str, Any]]:
@@ -50,25 +48,6 @@ async def terminate(proxy: ServedProxy, engine: Engine) -> None:
 
 
 WAYS = {"killed": (kill, 7), "told to end": (terminate, 7), "drained": (drain, 6)}
-
-
-async def is_a_tie(
-    pair: Pair, engine: Engine, raw: bytes, got: list[int], alone: list[int]
-) -> None:
-    """Where two answers part, the engine has both tokens alike: to the last bits of a bfloat16.
-
-    A stream was computed beside others, the other answer alone: on some processors the order of
-    additions differs, and with it which of two equal tokens is the first.
-    """
-    at = next(i for i, (one, other) in enumerate(zip(got, alone, strict=True)) if one != other)
-    first = events(raw)[0]
-    prompt = first.get("prompt_token_ids") or first["choices"][0]["prompt_token_ids"]
-    body = {"model": MODEL, "prompt": [*prompt, *alone[:at]], "max_tokens": 1, "temperature": 0}
-    body |= {"logprobs": 5, "return_tokens_as_token_ids": True}
-    async with pair.http.post(f"{engine.url}{COMPLETIONS}", json=body) as response:
-        told = (await response.json())["choices"][0]["logprobs"]["top_logprobs"][0]
-    one, other = (told[f"token_id:{ids[at]}"] for ids in (got, alone))
-    assert abs(one - other) < TIE, (at, got[at], alone[at], told)
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -109,8 +88,9 @@ async def test_streams_go_on_token_for_token(
     for (path, body), answer in zip(asked, answers, strict=True):
         assert answer.status == 200
         got, alone = token_ids(answer.body), await mooncake.fresh(new, path, body)
-        if got != alone:
-            await is_a_tie(mooncake, new, answer.body, got, alone)
+        begun = events(answer.body)[0]
+        prompt = begun.get("prompt_token_ids") or begun["choices"][0]["prompt_token_ids"]
+        await mooncake.check_same(new, prompt, got, alone)
         assert usage(answer.body)["completion_tokens"] == TOKENS
         assert len({event["id"] for event in events(answer.body)}) == 1
     cut_at = sorted(row["tokens_kept"] for row in rows)
