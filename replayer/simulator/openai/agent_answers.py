@@ -6,6 +6,7 @@ them out as are its share.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ def _pieces(text: str) -> list[str]:
     return [text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS)]
 
 
-class _Stepped(Answer):
+class _Stepped(Answer, ABC):
     """An answer whose stream is the events of a step."""
 
     _waiting: list[bytes] | None = None
@@ -34,9 +35,9 @@ class _Stepped(Answer):
         assert self._ask.step is not None
         return self._ask.step
 
+    @abstractmethod
     def _script(self) -> Iterator[bytes]:
         """The events between the stream's opening and its closing."""
-        raise NotImplementedError
 
     def delta(self, index: int, start: int, request: SimRequest) -> bytes:
         """The events that are let out by some output tokens."""
