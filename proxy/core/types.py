@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from typing import Final
 
-BYTES_PER_TOKEN_PRIOR = 4.0
+BYTES_PER_TOKEN_PRIOR: Final = 4.0
 """Of prompts; typical of English and code in 100k-entry vocabularies; replaced by each model's own
 ratio."""
 MEDIA_PRIOR = {"image": 100.0, "audio": 200.0, "video": 1000.0, "file": 1000.0}
 """Tokens of an image, a sound, ... before an answer has told; a small picture, half a minute."""
-UNIT_TOKENS = 16
+UNIT_TOKENS: Final = 16
 """Token ids of one unit of a prompt's chain of ids: the largest size that divides the blocks of
 nearly all engines."""
 

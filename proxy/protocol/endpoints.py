@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 
-class Dialect(Enum):
+class Dialect(StrEnum):
     """Which API a path belongs to: the form of its errors, token counts and streams."""
 
     OPENAI = "openai"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json  # noqa: TID251 - engines parse with it, see _as_engines_parse
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -35,8 +35,8 @@ from proxy.protocol.prompt.facts import (
 )
 from proxy.protocol.streams.movable import Plan, plan_of, unpacked_plan
 
-SALT = "cache_salt"
-LENGTHS = 4
+SALT: Final = "cache_salt"
+LENGTHS: Final = 4
 """Between the processes: bytes of a length in front of task, body and result, big-endian."""
 READ = frozenset(
     {
@@ -53,14 +53,14 @@ READ = frozenset(
     }
 )
 """Top-level fields that are looked at after the examination."""
-_KEPT_CHARS = 300
+_KEPT_CHARS: Final = 300
 """Kept of a text in one of them."""
-_SLOW_BYTES = 1 << 15
+_SLOW_BYTES: Final = 1 << 15
 """A longer body is parsed again in the other process only: full of numbers it takes 2 ms."""
-_INT_DIGITS = 19
+_INT_DIGITS: Final = 19
 """So many, with a sign in front 18, fit into 64 bits."""
-_NAME_CHARS = 40
-_PLUGINS_BYTES = 1 << 16
+_NAME_CHARS: Final = 40
+_PLUGINS_BYTES: Final = 1 << 16
 """Most bytes of plug-ins' arguments that are written anew."""
 
 

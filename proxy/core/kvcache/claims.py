@@ -9,15 +9,17 @@ has removed the blocks meanwhile may happen to any; but not with all claims for 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-SLACK_BLOCKS, SLACK_RATIO = 2, 0.1
+SLACK_BLOCKS: Final = 2
+SLACK_RATIO: Final = 0.1
 """A claim that is too large by so many of the engine's blocks, or this part, is right: some engines
 compute the last ones again, or find prefixes of certain lengths only."""
-BELIEVED_WRONG, BELIEVED_RIGHT = 3, 3
+BELIEVED_WRONG: Final = 3
+BELIEVED_RIGHT: Final = 3
 """Claims that were wrong until an engine's events are not believed any more, and claims in a row
 that were right until they are again."""
-BELIEVED_GONE = 32
+BELIEVED_GONE: Final = 32
 """Claims without a right one between them whose blocks were gone when they were looked for: such
 events are of no use, whoever sends them."""
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Final
 
-MOST_TAILS = 256
+MOST_TAILS: Final = 256
 """Ends of chains that are remembered until the requests behind them are over."""
-MOST_IDS_BYTES = 8192
+MOST_IDS_BYTES: Final = 8192
 """Of token ids that are kept of the end of a chain, to compare an answer with: 2048 ids."""
-ID_BYTES = 4
+ID_BYTES: Final = 4
 
 
 class Link:

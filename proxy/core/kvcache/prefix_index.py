@@ -25,14 +25,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 from operator import or_
+from typing import Final
 
 from proxy.core.kvcache.engine_cache import EngineCache, Hold, Runs
 
-BYTES_PER_BLOCK = 750
+BYTES_PER_BLOCK: Final = 750
 """Memory of one block on one instance, at its worst, as test_prefix_index.py measures it: a prompt
 of one block, just after the tables grew, in a compiled installation (interpreted: 600). Of long
 prompts a block takes less than half."""
-GROUPS_MAX = 256
+GROUPS_MAX: Final = 256
 
 
 class PrefixIndex:

@@ -11,13 +11,13 @@ text is found by where an earlier one with the same messages ended (`links`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from proxy.core.kvcache.links import Chains
 from proxy.core.types import UNIT_TOKENS, RequestFacts
 
-MOST_LORAS = 1024
-MOST_STEPS = 1024
+MOST_LORAS: Final = 1024
+MOST_STEPS: Final = 1024
 """Blocks that a chain is walked back where it only may help."""
 
 

@@ -9,24 +9,27 @@ the chain of its engine's blocks (`Ended`).
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
 
 from proxy.core.kvcache.claims import Belief, Claim, Part
 from proxy.core.kvcache.links import Link
 from proxy.core.kvcache.published import MOST_STEPS, PublishedBlocks
 from proxy.core.types import RequestFacts
 
-BYTES_PER_BLOCK = 400
+BYTES_PER_BLOCK: Final = 400
 """Memory of one published block, as test_published.py measures it."""
-BLOCKS_PER_END = 4
+BLOCKS_PER_END: Final = 4
 """At most one known end of a message per so many blocks."""
-MOST_MODELS = 64
-MOST_UNLINKED, MOST_TRIES = 256, 4
+MOST_MODELS: Final = 64
+MOST_UNLINKED: Final = 256
+MOST_TRIES: Final = 4
 """Most ended requests whose chain is still looked for, and the tries for each."""
-MOST_ALIKE = 8
+MOST_ALIKE: Final = 8
 """Most chains of one length that are told apart."""
-SURE = 0.9
+SURE: Final = 0.9
 """Where a smaller share of answers comes back unchanged, the engine is asked to tokenise them."""
-RETURNS, UNSEEN = 0.2, 0.85
+RETURNS: Final = 0.2
+UNSEEN: Final = 0.85
 """Weight of one observation of whether an answer came back as it was said, and the share that is
 assumed of a model before the first."""
 NO_HITS: dict[str, int] = {}

@@ -16,27 +16,30 @@ twice without anything having been evicted.
 
 from __future__ import annotations
 
+from typing import Final
+
 from proxy.core.kvcache.engine_cache import EngineCache, Use
 from proxy.core.kvcache.inflight import Inflight
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.types import RequestFacts
 
-JOIN_TOKENS = 16_384
+JOIN_TOKENS: Final = 16_384
 """From this length on a sibling's computation is worth waiting for; a shorter prefix is cheaper
 computed twice than all its sessions in one place (seen in the league)."""
-SLACK_BLOCKS = 2
-SLACK_RATIO = 0.1
+SLACK_BLOCKS: Final = 2
+SLACK_RATIO: Final = 0.1
 """A shortfall within these is none: the index counts bytes, the engine tokens in blocks of its own,
 and text is not equally dense in tokens everywhere."""
-REPORTED_SLACK_RATIO = 0.0025
+REPORTED_SLACK_RATIO: Final = 0.0025
 """A size that is reported moves in blocks by more than this part."""
-GROWTH = 1.05
+GROWTH: Final = 1.05
 """Growth of a learned size that unexpected hits show to be too small."""
-BELIEVED = 2
+BELIEVED: Final = 2
 """Prompts that have to lack blocks before the index is trimmed. Of those with the same beginning
 one counts, until prompts with this beginning were found that often as expected."""
-WITNESSES_MAX, RIGHT_MAX = 8, 64
-STEP = 0.5
+WITNESSES_MAX: Final = 8
+RIGHT_MAX: Final = 64
+STEP: Final = 0.5
 """Part of the way a learned size moves down at a shortfall: a flushed cache is not small."""
 
 

@@ -218,14 +218,20 @@ class Trust:
         return kinds.get(facts.client) if kinds is not None else None
 
     def _kind(self, facts: RequestFacts) -> Kind:
-        kinds = self._kinds.setdefault(facts.tenant, OrderedDict())
-        self._kinds.move_to_end(facts.tenant)
-        if len(self._kinds) > TENANTS_MAX:
-            self._kinds.popitem(last=False)
-        kind = kinds.setdefault(facts.client, Kind())
-        kinds.move_to_end(facts.client)
-        if len(kinds) > KINDS_MAX:
-            kinds.popitem(last=False)
+        kinds = self._kinds.get(facts.tenant)
+        if kinds is None:
+            kinds = self._kinds[facts.tenant] = OrderedDict()
+            if len(self._kinds) > TENANTS_MAX:
+                self._kinds.popitem(last=False)
+        else:
+            self._kinds.move_to_end(facts.tenant)
+        kind = kinds.get(facts.client)
+        if kind is None:
+            kind = kinds[facts.client] = Kind()
+            if len(kinds) > KINDS_MAX:
+                kinds.popitem(last=False)
+        else:
+            kinds.move_to_end(facts.client)
         return kind
 
 

@@ -41,44 +41,46 @@ from proxy.core.latency.regression import (
     Residuals,
 )
 
-TYPICAL_PREFILL_TOKENS = 8192.0
-ATTENTION_SHARE = 0.06
+TYPICAL_PREFILL_TOKENS: Final = 8192.0
+ATTENTION_SHARE: Final = 0.06
 """Quadratic part of a prefill of TYPICAL_PREFILL_TOKENS, for an 8B model on an H100. Without it the
 first prompts of 100k tokens would be predicted to take half of their real time."""
-THROUGHPUT_WEIGHT, SHARE_WEIGHT = 1.0, 0.25
+THROUGHPUT_WEIGHT: Final = 1.0
+SHARE_WEIGHT: Final = 0.25
 """Weights of the option and of that share, in observations: a few answers say more."""
-STEP_PRIOR_S = 0.010
+STEP_PRIOR_S: Final = 0.010
 """Decode step assumed at first: an 8B model on an H100 takes 6 to 12 ms."""
-TYPICAL_KV_TOKENS = 100_000.0
+TYPICAL_KV_TOKENS: Final = 100_000.0
 RECENT_S: Final = 60.0
 """Time constant of an instance's busy ratio: some turns of a session."""
 FIRST_STEP: Final = 0.5
 """A prefill with none before it waits for the running step to end: half a step on average."""
-SAME_STEP_RATIO = 0.3
+SAME_STEP_RATIO: Final = 0.3
 """A prefill that took less than this part of its prediction shared a step with the one before."""
-TYPICAL_TRANSFER_TOKENS = 30_000.0
+TYPICAL_TRANSFER_TOKENS: Final = 30_000.0
 """The default transfer time of 0.5 s was measured with prompts of about this length."""
-TRANSFER_FIXED_SHARE = 0.1
-LEAST_TRANSFER_S = 0.001
+TRANSFER_FIXED_SHARE: Final = 0.1
+LEAST_TRANSFER_S: Final = 0.001
 """A shorter option is taken for this: a line is learned in units of its prior, which 0 is not."""
-PAIRS_MAX = 4096
+PAIRS_MAX: Final = 4096
 CALIBRATION_QUANTILES = (0.1, 0.5, 0.9)
 SHORTEST_S = 1e-9
-LATE = 0.95
+LATE: Final = 0.95
 """A leg is late beyond this quantile of the recent ratios of measured to predicted time."""
-MOVED = 0.05
+MOVED: Final = 0.05
 """Relative change of the fleet's line after which the instances' lines get it as their prior."""
 PREFILL_POINTS = (
     (TYPICAL_PREFILL_TOKENS, TYPICAL_PREFILL_TOKENS**2 / 2),
     (TYPICAL_PREFILL_TOKENS, 8 * TYPICAL_PREFILL_TOKENS**2),
 )
 STEP_POINT = 1.0, TYPICAL_KV_TOKENS
-OUTPUT_PRIOR_TOKENS = 300.0
+OUTPUT_PRIOR_TOKENS: Final = 300.0
 """Tokens of an answer assumed at first."""
-WAY_PRIOR_S = 0.005
+WAY_PRIOR_S: Final = 0.005
 """Way assumed at first: a proxy, an HTTP server and a tokenizer on one network."""
 WAY_PRIOR_S_PER_TOKEN = 1e-7
-WAY_PRIOR_WEIGHT, WAY_SLOPE_WEIGHT = 0.0005, 0.004
+WAY_PRIOR_WEIGHT: Final = 0.0005
+WAY_SLOPE_WEIGHT: Final = 0.004
 """Weights of these guesses: nearly nothing. But where no prompt has a cached token, way and prefill
 cannot be told apart, and what is far from its guess is not believed."""
 

@@ -6,15 +6,16 @@ import math
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from typing import Final
 
-WINDOW = 128
+WINDOW: Final = 128
 """Memory of a line in observations: each one multiplies the older ones by 1 - 1/WINDOW."""
-CLIP = 2.0
+CLIP: Final = 2.0
 """An observation is clipped to between 1/CLIP and CLIP times its prediction, so that one stall
 does not move the model."""
-PRIOR_WEIGHT = 4.0
+PRIOR_WEIGHT: Final = 4.0
 """A point of the prior mostly counts as this many observations; they fade like the others."""
-SHAPE_WEIGHT = 0.5
+SHAPE_WEIGHT: Final = 0.5
 
 
 class OnlineRegression:
@@ -152,7 +153,7 @@ def _faded(
     return a * by, b * by, c * by, d * by, e * by
 
 
-PRIOR_LEFT = 0.02
+PRIOR_LEFT: Final = 0.02
 """The prior's weight does not fall below this part, so that there always is one solution."""
 
 
@@ -248,13 +249,13 @@ class JointRegression:
         return found
 
 
-RESIDUALS_WINDOW = 128
+RESIDUALS_WINDOW: Final = 128
 """Ratios kept: enough for a 95th percentile (six are above it)."""
-FEW = 8
+FEW: Final = 8
 """With fewer ratios than this PRIOR_RATIO is used."""
-PRIOR_RATIO = 2.0
+PRIOR_RATIO: Final = 2.0
 """Without measured ratios, a leg is late after twice its prediction."""
-SHORT_S = 0.05
+SHORT_S: Final = 0.05
 """A shorter time is mostly network and an engine's step, so its ratio says nothing about longer
 ones: it is not kept, and a bound is never computed from a prediction below this."""
 

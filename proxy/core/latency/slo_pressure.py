@@ -9,12 +9,14 @@ the target may be unreachable.
 from __future__ import annotations
 
 import math
+from typing import Final
 
-MISS_RATIO = 0.1
+MISS_RATIO: Final = 0.1
 """Share of answers that may miss: the target is for the 90th percentile."""
-RATE = 0.02
+RATE: Final = 0.02
 """Step of the logarithm: 40 misses, or 350 kept targets, move the price between its bounds."""
-LOWEST, HIGHEST = 0.7, 1.4
+LOWEST: Final = 0.7
+HIGHEST: Final = 1.4
 """Bounds found in the league: below, decode steps become too slow, above, first tokens."""
 
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import overload
+from typing import Final, overload
 
 from proxy.core.latency.model import Latency, Times
 from proxy.core.placement.alternatives import COLOCATIONS_KEPT, Alternatives, PricedOption, unpriced
@@ -41,7 +41,7 @@ def classify(new_tokens: int, warm_threshold: int, heavy_threshold: int) -> Size
     return Size.WARM if new_tokens < warm_threshold else Size.MEDIUM
 
 
-PINNED_RATIO = 0.3
+PINNED_RATIO: Final = 0.3
 """Share of a P's KV cache for prompts not fetched yet; a first prompt may exceed it."""
 
 

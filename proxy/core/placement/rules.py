@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from proxy.core.placement.decision import (
     Candidates,
@@ -55,9 +56,9 @@ PLACEMENTS: dict[str, Placement] = {
 }
 STICKY = frozenset({"affinity", "least-tokens"})
 """Placements that keep a session on its home."""
-OVERLOAD_FACTOR = 1.5
+OVERLOAD_FACTOR: Final = 1.5
 """`seed-heuristic`: P above this multiple of the fleet's mean ongoing tokens is overloaded."""
-DISRUPTION_FACTOR = 0.5
+DISRUPTION_FACTOR: Final = 0.5
 """`seed-cost`: share of a prefill's time that decoding loses, since prefills are chunked."""
 
 

@@ -6,6 +6,8 @@ chosen (`--shadow-policy`).
 
 from __future__ import annotations
 
+from typing import Final
+
 from proxy.core.placement.alternatives import Shadowed
 from proxy.core.placement.decision import Choice, Decide, PlacementView, chosen, route_class
 from proxy.core.types import Reason
@@ -25,7 +27,7 @@ MISTAKES = (
 A policy does no IO, takes no locks and imports nothing while it runs, so its code raises nothing
 else. MemoryError, cancellation and the end of the process are not caught.
 """
-_WORDS = 200
+_WORDS: Final = 200
 """Longest text of an exception that is logged, in characters."""
 
 

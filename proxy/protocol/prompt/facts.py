@@ -9,7 +9,7 @@ is no tokenizer: bytes per token, and tokens per image, are learned from the eng
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest
 
@@ -26,29 +26,32 @@ from proxy.protocol.names.session_names import (
 from proxy.protocol.offloadable import COMPLETIONS, is_offloadable, whole_number
 from proxy.protocol.prompt.rendered import FIRST_ENDS, LAST_ENDS, Rendered, Texts
 
-BLOCK_BYTES = 1024
-PART_RATIO = 0.4
+BLOCK_BYTES: Final = 1024
+PART_RATIO: Final = 0.4
 """Part of a block by which two prompts go on to be alike after their last common one: half of it,
 less what an engine does not count, half a block of its own (8 to 32 tokens)."""
-MOST_ANSWER_CHARS = 16_384
+MOST_ANSWER_CHARS: Final = 16_384
 """Of a longer answer in a conversation the text is not kept."""
-_SEPARATOR = b"\x1f"
-TAILS, TAIL_MESSAGES = 4, 2
+_SEPARATOR: Final = b"\x1f"
+TAILS: Final = 4
+TAIL_MESSAGES: Final = 2
 """Ends of messages that a conversation is known by whatever it begins with: an answer and the
 results of some tools are behind the end of the turn before. So many messages stand for it."""
-_SAID_BYTES, _LEAST_SAID = 256, 192
+_SAID_BYTES: Final = 256
+_LEAST_SAID: Final = 192
 """Of each of them its last bytes, of the first message its first; fewer of all are in many."""
-_PROGRAM_CHARS = 64
-MODEL_CHARS = 256
-MOST_VALUES, MOST_VALUES_SMALL = 1 << 18, 1 << 13
+_PROGRAM_CHARS: Final = 64
+MODEL_CHARS: Final = 256
+MOST_VALUES: Final = 1 << 18
+MOST_VALUES_SMALL: Final = 1 << 13
 """Most values of a prompt; a list of token ids is one value. Each takes 0.3 us to look at, so few
 of them can be looked at on the event loop."""
-_PROMPTS_MAX = 1024
+_PROMPTS_MAX: Final = 1024
 """Most prompts of one request that vLLM takes (VLLM_MAX_COMPLETION_PROMPTS)."""
-_KEPT_MAX = 1 << 40
-ID_BYTES = 4
+_KEPT_MAX: Final = 1 << 40
+ID_BYTES: Final = 4
 """Of a token id, like a token of text by the prior."""
-_UNIT_BYTES = UNIT_TOKENS * ID_BYTES
+_UNIT_BYTES: Final = UNIT_TOKENS * ID_BYTES
 _WITH_IDS = {COMPLETIONS: "prompt", "/v1/embeddings": "input"}
 """The members that may have token ids in place of a text."""
 
@@ -297,7 +300,7 @@ def prompt_facts(
         unit_hashes(prompt, unit_root(salt)) if has_units else (),
         message_ends(prompt, stops, hashes, root) if most is None else (),
         last_answer(body, len(ends)) if most is None and ends else NO_ANSWER,
-        dialect.value,
+        dialect,
         _media(found) if found.media else (),
         message_tails(prompt, begin, stops, found.count) if stops and most is None else (),
         offloadable=is_offloadable(endpoint, body),

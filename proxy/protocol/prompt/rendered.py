@@ -13,7 +13,8 @@ from xxhash import xxh3_128_hexdigest
 from proxy.protocol.endpoints import Dialect
 from proxy.protocol.prompt.rendering import BILLING, MEDIA, ROWS, How, Row, Where
 
-FIRST_ENDS, LAST_ENDS = 2, 8
+FIRST_ENDS: Final = 2
+LAST_ENDS: Final = 8
 """Ends of messages that are looked at: those that conversations share, and the last turns."""
 IDS: Final = "I"
 """Array type of token ids: 4 bytes each, like a token of text by the prior."""
@@ -168,7 +169,7 @@ class Rendered:
         elif (read := _READERS.get(how)) is not None:
             read(self, value)
         else:
-            self._medium(value, how.value)
+            self._medium(value, how)
 
     def _off(self, value: Any) -> None:
         if value == "disabled":
@@ -207,7 +208,7 @@ class Rendered:
             self.texts.append(_mark(kind))
         for name, how in members:
             value = part.get(name)
-            if how.value in MEDIA and isinstance(uuid := part.get("uuid"), str):
+            if how in MEDIA and isinstance(uuid := part.get("uuid"), str):
                 value = uuid  # by which the engine knows it, whatever its data
             if value is None:
                 continue

@@ -10,7 +10,7 @@ against a real engine.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Final
 
 from proxy.protocol.endpoints import Dialect
@@ -29,7 +29,7 @@ class Where(Enum):
     NOT = "not rendered"
 
 
-class How(Enum):
+class How(StrEnum):
     """What becomes of a member's value."""
 
     TEXT = "text"

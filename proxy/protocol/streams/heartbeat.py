@@ -9,14 +9,14 @@ comment stands in front of it, with which clients that split at blank lines pass
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from proxy.protocol.endpoints import Dialect
 from proxy.protocol.streams.sse import object_of
 
-COMMENT = b": keepalive\n"
+COMMENT: Final = b": keepalive\n"
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _SHARED = ("id", "object", "created", "model")
 

@@ -15,28 +15,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from proxy.protocol.endpoints import END_NAMES
 
-TAIL_BYTES = 4096
-MOST_USAGES = 4
+TAIL_BYTES: Final = 4096
+MOST_USAGES: Final = 4
 """Most members `usage` of one event that are looked at, from its end."""
-CARRY_BYTES = 65536
+CARRY_BYTES: Final = 65536
 """Most bytes that are read of an answer in search of its first event."""
 _CONTENT = re.compile(
     rb'"(?:content|reasoning_content|reasoning|text|refusal|delta|thinking|partial_json)"'
     rb'\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{'
 )
-_CONTENT_BYTES = 64
+_CONTENT_BYTES: Final = 64
 """A match of `_CONTENT` is not longer, unless JSON is padded with blanks."""
 _USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*\{')
 """Begins a member `usage` with an object, but no JSON string, in which its quotes are escaped."""
 _NUMBERS = re.compile(rb"(?<=\[)(?:\s*\d{1,20}\s*,)+")
 """All but the last of a list of whole numbers: after `usage` vLLM may write the prompt's ids."""
-_SKIPPED = b"data:\n\n"
+_SKIPPED: Final = b"data:\n\n"
 """An event without data, in place of those that the fast path took."""
 _ERROR = re.compile(
     rb'event:\s*error\b|(?:event:[^\n]*\n)?data:\s*\{\s*"(?:error"|type"\s*:\s*"error")'
@@ -60,8 +60,8 @@ _END = re.compile(rb"\n(?:data:\s*\[DONE\]|%b(?:%b)\b)" % (_NAME, _NAMES))
 """Marks of a stream's end, each at the start of a line: a JSON string, which a model may write,
 contains no line start."""
 _HINTS = (b"[DONE]", b"\nevent:", b'{"type"')
-_ERROR_HINT = b"error"
-_UNKNOWN = b"\n"
+_ERROR_HINT: Final = b"error"
+_UNKNOWN: Final = b"\n"
 _starts: list[bytes] = [_UNKNOWN] * 4103
 """First bytes of a chunk that holds exactly one event, by the chunk's total size.
 
