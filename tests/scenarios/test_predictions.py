@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from proxy.core.types import BYTES_PER_TOKEN_PRIOR
+from proxy.protocol.prompt.facts import BLOCK_BYTES
 from replayer.simulator import messages
 from tests.support.clients import CLIENTS
 from tests.support.harness import proxied
@@ -24,6 +26,16 @@ ENGINE = {"max_model_len": 100_000}
 
 def largest(errors: Iterable[Served], turns: range) -> float:
     return max(one.error for one in errors if one.turn in turns)
+
+
+def is_near(one: Served) -> bool:
+    """Whether a prediction is within 5 % of the prompt, or of a moved session within a key's block.
+
+    Where a session has not been before only the key predicts, and the prompts are short here.
+    """
+    record = one.record
+    off_bytes = abs(record["hit_tokens"] - record["cached_tokens"]) * BYTES_PER_TOKEN_PRIOR
+    return one.error < 0.05 or (record["rehomed"] and off_bytes <= BLOCK_BYTES)
 
 
 def unexplained(found: Sequence[Served]) -> list[str]:
@@ -112,11 +124,11 @@ class TestInventedForms:
             if one.turn >= 3:
                 places[one.user].add(one.record["decode_instance"])
         assert {len(found) for found in places.values()} == {1}
-        assert largest(others, range(2, 99)) < 0.05
+        assert all(is_near(one) for one in others if one.turn >= 2)
 
     async def test_a_line_that_the_engine_renders(self, tmp_path: Path) -> None:
         mine, others = await self.found(tmp_path)
         late = [one.record for one in mine if one.turn >= 3]
         assert max(r["cached_tokens"] for r in late) < 16
         assert max(r["hit_tokens"] / r["prompt_tokens"] for r in late) < 0.02
-        assert largest(others, range(2, 99)) < 0.05
+        assert all(is_near(one) for one in others if one.turn >= 2)
