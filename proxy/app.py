@@ -129,13 +129,18 @@ class Routes:
         instances, options = state.instances, state.options
         self._state, self._is_replaced = state, is_replaced
         self._health = HealthPaths(
-            instances, state.in_flight, state.exposition, lambda: reloader.last
+            instances,
+            state.in_flight,
+            state.exposition,
+            state.overload,
+            state.telemetry.logs,
+            lambda: reloader.last,
         )
         self._fleet = FleetPaths(
             instances,
             options,
             state.waiting,
-            state.telemetry.decisions,
+            state.telemetry.last,
             own_ports,
             state.thermal,
         )
@@ -479,6 +484,7 @@ class Proxy:
         state = self.state
         parts: dict[str, background.Runs] = {
             "detached": state.detached,
+            "overload": state.overload,
             "probes": self._probes,
             "kv-events": self._kv_events,
             "sensors": self._sampling,

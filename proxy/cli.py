@@ -25,6 +25,7 @@ from proxy.process.notify import Notifier
 from proxy.protocol.endpoints import is_for_operators
 from proxy.telemetry import log
 
+STDERR = 2
 EXIT_SYSTEM, EXIT_OPTION, EXIT_CONFIG = 1, 2, 78
 NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary package"
 """aiohttp's parser in Python accepts other requests, so it cannot replace the compiled one."""
@@ -32,6 +33,7 @@ NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until a signal. Exit 2: wrong option; 1: the port cannot be bound; 78: NO_PARSER."""
+    fill_standard_descriptors()
     inherited = InheritedSockets()
     given = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -48,6 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     log.set_up(loaded.settings.log_level, loaded.settings.log_format)
     share_the_interpreter()
     return _run(loaded, given, inherited)
+
+
+def fill_standard_descriptors() -> None:
+    """Open /dev/null where the process began without stdin, stdout or stderr.
+
+    Else the next socket has that descriptor: it would get what is meant for stdout, and libuv
+    aborts the process when it closes one of these.
+    """
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= STDERR:
+        fd = os.dup(fd)
+    os.close(fd)
 
 
 def _fails(inherited: InheritedSockets, why: str, status: int) -> int:
@@ -134,7 +148,7 @@ def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
 def _what_failed(settings: Settings, error: OSError) -> str:
     """The error with the option that names its file; port errors have their address already."""
     why = error.strerror or str(error)
-    for name in ("request_log", "pid_file"):
+    for name in ("request_log", "access_log_file", "pid_file"):
         if error.filename is not None and str(error.filename) == str(getattr(settings, name)):
             return f"{name} = {str(error.filename)!r}: {why}"
     return why if error.filename is None else f"{error.filename}: {why}"

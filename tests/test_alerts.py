@@ -65,9 +65,11 @@ def offloads(name: str, share: float) -> dict[str, Change]:
     return made | one(name, 0, 1000 * share)
 
 
-def refused(share: float, reason: str = "queue_full") -> dict[str, Change]:
+def refused(
+    share: float, reason: str = "queue_full", check: str = "decode_blocks"
+) -> dict[str, Change]:
     return one("issued_total", 0, 1000) | one(
-        f'rejected_total{{reason="{reason}"}}', 0, 1000 * share
+        f'rejected_total{{reason="{reason}",check="{check}"}}', 0, 1000 * share
     )
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
 
 from aiohttp import web
 from multidict import CIMultiDict
 
+from proxy import __version__
 from proxy.admin.auth import small_object
 from proxy.config.in_force import OptionsInForce
 from proxy.config.values import InstanceSpec
+from proxy.core.fleet.health import State
+from proxy.core.fleet.members import Member
 from proxy.core.kvcache.published import PublishedBlocks
 from proxy.core.latency.model import CALIBRATION_QUANTILES, Times
 from proxy.core.routing.router import NO_INSTANCE_RETRY_S
@@ -34,11 +36,12 @@ from proxy.protocol.names.session_names import bounded, of_tenant
 from proxy.protocol.prompt.facts import MODEL_CHARS
 from proxy.state.access import Access
 from proxy.state.in_flight import InFlight
+from proxy.state.overload import OverloadWatch
 from proxy.state.queue import WaitingRoom
 from proxy.state.thermal import ThermalControl
 from proxy.telemetry.metrics import Exposition
 from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.request_log import record_json
+from proxy.telemetry.request_log import RecordLog, record_json
 from proxy.telemetry.requests import DECISIONS_KEPT
 
 MODELS_TIMEOUT_S = 2.0
@@ -51,7 +54,8 @@ _log = logging.getLogger(__name__)
 class HealthPaths:
     """/live, /ready, /health and /metrics, for load balancers and Prometheus.
 
-    `last_reload` returns how the last reload of the options ended, None before the first.
+    `last_reload` returns how the last reload of the options ended, None before the first; `logs`:
+    those that may be unable to write.
     """
 
     def __init__(
@@ -59,10 +63,12 @@ class HealthPaths:
         instances: Instances,
         in_flight: InFlight,
         exposition: Exposition,
+        overload: OverloadWatch,
+        logs: Sequence[RecordLog],
         last_reload: Callable[[], dict[str, object] | None],
     ) -> None:
         self._instances, self._in_flight, self._exposition = instances, in_flight, exposition
-        self._last_reload = last_reload
+        self._overload, self._logs, self._last_reload = overload, logs, last_reload
 
     async def live(self, request: web.Request) -> web.Response:
         """Answer 200 while the process runs."""
@@ -79,24 +85,45 @@ class HealthPaths:
         return json_response({"status": "ready"})
 
     async def health(self, request: web.Request) -> web.Response:
-        """The state of every instance; 200 while at least one serves, else 503."""
+        """The state of every instance, and what is wrong; 200 while one serves, else 503."""
         del request
-        router, now_s = self._instances.router, self._instances.clock.now_s()
+        members, clock = self._instances.router.fleet.members(), self._instances.clock
+        now_s, serving = clock.now_s(), self._instances.is_serving
         instances: dict[str, dict[str, object]] = {
             m.instance.name: {
                 "is_up": m.health.is_up,
                 "state": m.health.state(now_s),
+                "since": round(clock.unix(m.health.since_s(now_s)), 3),
                 "last_error": m.health.last_error,
                 "warnings": list(self._instances.warnings.get(m.instance.name, {}).values()),
             }
-            for m in router.fleet.members()
+            for m in members
         }
-        serving = self._instances.is_serving
-        body: dict[str, object] = {"status": "ok" if serving else self._none_up()}
+        body: dict[str, object] = {
+            "status": self._status(members, now_s) if serving else self._none_up(),
+            "version": __version__,
+            "warnings": [{"text": text, "since": round(t, 3)} for text, t in self._warnings()],
+        }
         if (last_reload := self._last_reload()) is not None:
             body["config_reload"] = last_reload
         body["instances"] = instances
         return json_response(body) if serving else unavailable(body, NO_INSTANCE_RETRY_S)
+
+    def _status(self, members: Collection[Member], now_s: float) -> str:
+        """Whether an instance that should serve does not, or requests are refused or wait long."""
+        out = (State.EJECTED, State.PROBING)
+        is_out = any(m.health.state(now_s) in out and not m.is_draining for m in members)
+        return "degraded" if is_out or self._overload.warning is not None else "ok"
+
+    def _warnings(self) -> list[tuple[str, float]]:
+        """What an operator should know of the proxy as a whole, and since when, unix seconds."""
+        unix, last_reload = self._instances.clock.unix, self._last_reload()
+        of_load = (self._overload.warning, self._instances.fleet_warning)
+        found = [(text, unix(since_s)) for text, since_s in filter(None, of_load)]
+        found += [fault for log in self._logs if (fault := log.fault) is not None]
+        if last_reload is not None and "error" in last_reload:
+            found.append((str(last_reload["error"]), float(str(last_reload["t"]))))
+        return found
 
     def _none_up(self) -> str:
         """Why no instance can be used, without what follows from it."""
@@ -121,7 +148,7 @@ class FleetPaths:
         instances: Instances,
         options: OptionsInForce,
         waiting: WaitingRoom,
-        decisions: Sequence[RequestRecord],
+        last: Callable[[int], Sequence[RequestRecord]],
         own_ports: Collection[int],
         thermal: ThermalControl,
     ) -> None:
@@ -129,7 +156,7 @@ class FleetPaths:
         self._heat, self._gpus = thermal.control, thermal.gpus
         self._in_flight = thermal.in_flight
         self._options, self._waiting = options, waiting
-        self._decisions, self._own_ports = decisions, own_ports
+        self._last, self._own_ports = last, own_ports
 
     async def instances(self, request: web.Request) -> web.Response:
         """Every instance with its load, health and last engine report."""
@@ -178,13 +205,12 @@ class FleetPaths:
         }
 
     async def decisions(self, request: web.Request) -> web.Response:
-        """The last ?n= placed requests, newest first; running ones are incomplete."""
+        """The last ?n= placed and refused requests, newest first; running ones are incomplete."""
         text = request.query.get("n", "50")
         has_digits = text.isdecimal() and len(text) <= _DIGITS
         if not has_digits or not 1 <= int(text) <= DECISIONS_KEPT:
             return error_response(400, f"n: a whole number, 1 to {DECISIONS_KEPT}")
-        newest = islice(reversed(self._decisions), int(text))
-        body = b"[" + b",".join(record_json(record) for record in newest) + b"]"
+        body = b"[" + b",".join(record_json(record) for record in self._last(int(text))) + b"]"
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def add_instance(self, request: web.Request) -> web.Response:

@@ -760,7 +760,15 @@ class Settings(Model):
     ] = 1.0
 
     request_log: Annotated[
-        Path | None, Option(TELEMETRY, "File that gets one JSON object per finished request.")
+        Path | None,
+        Option(TELEMETRY, "File that gets one JSON object per finished request; -: stdout."),
+    ] = None
+    access_log: Annotated[
+        Literal["off", "text", "json"],
+        Option(TELEMETRY, "Form of the access log: one short line per finished request."),
+    ] = "off"
+    access_log_file: Annotated[
+        Path | None, Option(TELEMETRY, "File of the access log; none: stdout.")
     ] = None
     log_candidates: Annotated[
         int,
@@ -792,10 +800,24 @@ class Settings(Model):
             raise _pair(
                 "admin_host", "is no loopback address, which is refused with", "admin_token"
             )
+        self._check_logs()
         self._check_heat()
         own = next((spec for spec in self.instances if self._is_own_address(spec)), None)
         if own is not None:
             raise OptionError("instances", f"{own.name!r} is where this proxy listens (--port)")
+
+    def _check_logs(self) -> None:
+        """Two logs in one file would cut each other's lines."""
+        if self.access_log == "off":
+            if self.access_log_file is not None:
+                raise _pair("access_log_file", "is of no use with", "access_log")
+        elif self.request_log is not None and self.request_log == self.access_log_at:
+            raise _pair("access_log_file", "is where lines go already, see", "request_log")
+
+    @property
+    def access_log_at(self) -> Path | None:
+        """Where the access log goes: a file, `-` for stdout; None: it is off."""
+        return None if self.access_log == "off" else self.access_log_file or Path("-")
 
     def _check_heat(self) -> None:
         """What ends users' requests needs to be asked for, by somebody who may."""

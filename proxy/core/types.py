@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 BYTES_PER_TOKEN_PRIOR: Final = 4.0
 """Of prompts; typical of English and code in 100k-entry vocabularies; replaced by each model's own
@@ -86,6 +86,27 @@ class Reason(StrEnum):
     """An offload that ended colocated: P gave no KV; `fallback` says why."""
     TRANSFER_FAILED = "transfer_failed"
     """An offload that ended colocated: D could not fetch the KV; `fallback` says why."""
+
+
+class Place(StrEnum):
+    """Why D, and no other instance; scripts read these names."""
+
+    HOME = "home"
+    """D is where the session lives."""
+    HOME_LEFT = "home_left"
+    """The session's home might have been chosen; D is the better place now."""
+    HOME_AWAY = "home_away"
+    """The session's home may not be chosen: it is past a check, out, or drains."""
+    PREFIX = "prefix"
+    """No home; of those that may be chosen, none has more of the prompt cached than D."""
+    LOAD = "load"
+    """No home; D has the least to do, or the lowest price: what is cached did not decide."""
+    ONLY = "only"
+    """No home; no other instance may be chosen."""
+    HOLDER = "holder"
+    """D holds the stored response that the request is about."""
+    RETRY = "retry"
+    """Another instance has failed before; `first_failed_instance` in the request log names it."""
 
 
 class Fallback(StrEnum):
@@ -518,18 +539,51 @@ class Candidate:
         self.key_tokens = hit_tokens if key_tokens is None else key_tokens
 
 
+class PastCheck(NamedTuple):
+    """One instance that could not take a request: the checks that it is past, at least one.
+
+    `free_in_s`: seconds until it is predicted to be past none.
+    """
+
+    instance: str
+    checks: tuple[RejectReason, ...]
+    free_in_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Reject:
     """No instance may take the request now. `retry_after_s` is a prediction, in whole seconds.
 
     `wait_s` is that prediction before rounding, 0 if there is none; `drain_tps`: prompt tokens per
-    second that the model's instances are assumed to take in.
+    second that the model's instances are assumed to take in. `past`: the instances that could serve
+    `model`, all of them busy; none where that is not why. It stays beside a `reason` of the queue.
     """
 
     reason: RejectReason
     retry_after_s: int
     wait_s: float = field(default=0.0, compare=False)
     drain_tps: float = field(default=0.0, compare=False)
+    past: tuple[PastCheck, ...] = field(default=(), compare=False)
+    model: str = field(default="", compare=False)
+
+    @property
+    def check(self) -> RejectReason | None:
+        """The check behind the refusal: that of the first instance to be free. None: there is none.
+
+        The queue's own reasons say only how a wait ended, or why there was none.
+        """
+        if not self.past:
+            return None
+        return min(self.past, key=lambda one: one.free_in_s).checks[0]
+
+    @property
+    def why(self) -> str:
+        """The reason, and how many instances are past the check behind it."""
+        check = self.check
+        if check is None:
+            return str(self.reason)
+        count = sum([check in one.checks for one in self.past])
+        return f"{self.reason}; {check} {count} of {len(self.past)}"
 
 
 @dataclass(frozen=True, slots=True)

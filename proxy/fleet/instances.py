@@ -16,6 +16,7 @@ from proxy.net.timeouts import Clock
 from proxy.net.upstream.client import LENGTH, Upstream
 from proxy.net.upstream.pool import ConnectOptions
 from proxy.protocol.errors import UpstreamFailure
+from proxy.telemetry.log import Throttle, more
 
 _WORDS = {
     Change.SILENT: "ejected, its probes fail",
@@ -72,7 +73,8 @@ class Instances:
         self.probe_wanted, self.trial_wanted = asyncio.Event(), asyncio.Event()
         """Set where an instance was added, or is in doubt: a probe or trial is due at once."""
         self._on_replay, self._on_removed = on_replay, on_removed
-        self._fleet_text = _FINE
+        self._fleet_text, self._fleet_since_s = _FINE, 0.0
+        self._suspects = Throttle()
 
     def get(self, name: str) -> Upstream | None:
         """An instance's connections; None if it is not known."""
@@ -173,6 +175,14 @@ class Instances:
         elif told.get(topic) != text:
             told[topic] = text
             _log.warning("instance %s: %s", name, text)
+
+    def note_models(self, name: str, models: Collection[str], wanted: str | None) -> None:
+        """Warn where an instance serves other models than the one that the options name."""
+        lacks = wanted is not None and wanted not in models
+        served = ", ".join(model[:_SHOWN] for model in sorted(models)[:_MOST_TOLD]) or "no model"
+        more_than = f" and {len(models) - _MOST_TOLD} more" if len(models) > _MOST_TOLD else ""
+        text = f"serves {served}{more_than}, not {wanted} (--model)"
+        self.warn(name, "model", text if lacks else None)
 
     def observe_cards(self, name: str, cards: Collection[Mapping[str, object]]) -> None:
         """Compare an instance's model cards with the others', and warn where they differ.
@@ -305,7 +315,7 @@ class Instances:
         """Act on an instance's change of health: log it, and end requests that wait there."""
         if change is None:
             if error:
-                _log.debug("instance %s: %s", name, error)
+                self._note_suspect(name, error)
             if name in self.router.fleet.doubted():
                 self.trial_wanted.set()
             return
@@ -326,6 +336,21 @@ class Instances:
         if upstream is not None and is_left and change is not Change.OPENED:
             upstream.went_down()
 
+    def _note_suspect(self, name: str, error: str) -> None:
+        """Log the first failure of an instance that worked, at once and then now and then."""
+        member, now_s = self.router.fleet.get(name), self.clock.now_s()
+        is_news = member is not None and member.health.state(now_s) is State.SUSPECT
+        suppressed = self._suspects.turn(name, now_s) if is_news else None
+        if suppressed is None:
+            _log.debug("instance %s: %s", name, error)
+        else:
+            _log.warning("instance %s is suspect: %s%s", name, error, more(suppressed))
+
+    @property
+    def fleet_warning(self) -> tuple[str, float] | None:
+        """What keeps the fleet from serving normally, and since when; None: nothing."""
+        return None if self._fleet_text == _FINE else (self._fleet_text, self._fleet_since_s)
+
     @property
     def none_up(self) -> str:
         """Why no instance can be used, where none can."""
@@ -337,5 +362,5 @@ class Instances:
         fleet = self.router.fleet
         text = (_PANIC if fleet.is_panicking() else _FINE) if fleet.usable() else self.none_up
         if text != self._fleet_text:
-            self._fleet_text = text
+            self._fleet_text, self._fleet_since_s = text, self.clock.now_s()
             _log.log(logging.INFO if text == _FINE else logging.WARNING, text)

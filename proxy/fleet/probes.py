@@ -195,6 +195,7 @@ class Probes:
         self._instances.observe_cards(name, cards)
         self._instances.router.observe_models(name, models, bases, context_lengths(cards))
         self._instances.warn(name, "models", None)
+        self._instances.note_models(name, models, self._options.settings.model)
 
     async def _learn_engine_id(self, upstream: Upstream) -> None:
         """Read the id of the instance's KV engine, if it is due or unknown."""

@@ -25,6 +25,7 @@ from proxy.state.proxy_state import ProxyState, instance_tls
 
 RELOADABLE = frozenset(name for name, _, option in options(Settings) if option.reloadable)
 FILE_BYTES = 4 << 20
+ERROR_CHARS = 500
 _log = logging.getLogger(__name__)
 
 
@@ -63,7 +64,9 @@ class Reloader:
         self._exchange = exchange
         self._asked = asyncio.Event()
         self.last: dict[str, object] | None = None
-        """Result and time of the last reload; None before the first."""
+        """Result and time of the last reload, and its error; None before the first."""
+        self.refused: str | None = None
+        """What the last reload said, where it was refused."""
         path = state.options.settings.config
         self._file = None if path is None else _WatchedFile(path)
         if self._file is not None:
@@ -109,12 +112,16 @@ class Reloader:
             ready = await asyncio.to_thread(self._prepare)
             change = self._checked(ready.settings)
         except (ConfigError, OSError) as error:
-            _log.error("config not reloaded (%s), the old one stays: %s", why, error)
+            self.refused = f"config not reloaded ({why}), the old one stays: {error}"
+            _log.error("%s", self.refused)
             result = "refused"
         else:
+            self.refused = None
             result = await self._apply(ready, change, why)
         state.metrics.reloads.labels(result).inc()
         self.last = {"result": result, "t": state.clock.wall_now()}
+        if self.refused is not None:
+            self.last["error"] = self.refused[:ERROR_CHARS]
         return result
 
     def _prepare(self) -> _Prepared:
@@ -168,7 +175,8 @@ class Reloader:
             try:
                 await self._exchange(ready.for_clients)
             except OSError as error:
-                _log.error("config reloaded (%s), but for the listeners' TLS: %s", why, error)
+                self.refused = f"config reloaded ({why}), but for the listeners' TLS: {error}"
+                _log.error("%s", self.refused)
                 return "refused"
         if not changed and ready.for_clients is None and ready.for_instances is None:
             _log.info("config read again (%s): nothing has changed", why)

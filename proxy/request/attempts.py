@@ -63,7 +63,7 @@ from proxy.request.legs import (
 )
 from proxy.state.detached import DetachedLeg, DetachedTasks
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.record import RequestRecord, note_attempt
+from proxy.telemetry.record import RequestRecord, note_attempt, note_failure
 
 REFUSAL_S = 2.0
 """Longest wait for the end of a client's error whose words may send the request elsewhere."""
@@ -159,6 +159,7 @@ class Attempts:
     async def _after(self, failure: UpstreamFailure) -> list[Action]:
         """What comes after a failed decode leg, pauses included."""
         flow, clock = self._flow, self._owners.clock
+        note_failure(self._record, self._record.decode_instance, str(failure))
         actions = flow.decode_failed(self.failure(failure), clock.now_s(), random.random())
         self.perform(actions)
         while isinstance(pause := actions[-1], Pause):
@@ -255,6 +256,7 @@ class Attempts:
             result = await owners.detached.keep(DetachedLeg(run, on_left, unwanted))
         except UpstreamFailure as failure:
             left = _left_by_cut(replies)
+            note_failure(self._record, leg.instance.name, str(failure))
             return PrefillFailed(fallback_of(failure), self.failure(failure), left)
         if isinstance(result, Edits):
             return result
@@ -270,6 +272,7 @@ class Attempts:
             return PrefillFailed(result)
         self.note_limit(limit.option, limit.seconds)
         late = f"no prefill in {limit.seconds:.3g} s"
+        note_failure(self._record, self._record.prefill_instance, f"{FailureKind.TIMEOUT}: {late}")
         return PrefillFailed(result, LegFailure(FailureKind.TIMEOUT, late), cut)
 
     def prefill_late(self) -> list[Action]:
@@ -311,6 +314,7 @@ class Attempts:
 
     def hedge_failed(self, failure: UpstreamFailure) -> None:
         """D's own attempt has failed; P goes on."""
+        note_failure(self._record, self._record.decode_instance, str(failure))
         now_s = self._owners.clock.now_s()
         self.perform(self._flow.hedge_failed(self.failure(failure), now_s))
 

@@ -48,7 +48,7 @@ from proxy.protocol.errors import (
     UpstreamFailure,
     UpstreamTimeoutError,
 )
-from proxy.protocol.headers import route_lines
+from proxy.protocol.headers import route_lines, why_placed
 from proxy.protocol.names.session_names import bounded, of_tenant
 from proxy.protocol.names.stored_responses import HEAD_BYTES, may_be_stored, reference, stored_id
 from proxy.protocol.offloadable import asks_for_stream
@@ -317,6 +317,8 @@ class Exchange:
                 return flow, attempts, await attempts.run(self.out)
             except UpstreamFailure:
                 again = await self._wait_again(flow) if flow.may_wait else None
+                if isinstance(again, Reject):
+                    self.owners.telemetry.turned_away(again)
                 if not isinstance(again, Route):
                     raise
                 route = again
@@ -381,8 +383,6 @@ class Exchange:
         priority = priority_of(self.request.headers, self.out.found.fields)
         ticket = room.enter(self.facts, reject, priority, len(self.out.raw or b""))
         if not isinstance(ticket, Ticket):
-            if record.t_decided is None:
-                record.t_decided = clock.unix_now()
             return ticket
         record.t_queued, record.t_decided = clock.unix_now(), None
         admitted = await room.wait(ticket)
@@ -460,9 +460,13 @@ class Exchange:
         return moves
 
     def _reject(self, reject: Reject) -> web.Response:
-        self.owners.telemetry.rejected(reject)
-        status = self.owners.options.settings.overload_status
-        response = responses.busy(self.path, reject, status, self._extra_headers())
+        owners, record = self.owners, self.record
+        if record.t_decided is None:
+            record.t_decided = owners.clock.unix_now()
+        owners.telemetry.rejected(record, reject)
+        status = owners.options.settings.overload_status
+        says_why, headers = owners.options.shows_route, self._extra_headers()
+        response = responses.busy(self.path, reject, status, headers, says_why=says_why)
         self._end(Outcome.REJECTED, response.status, str(reject.reason))
         return response
 
@@ -522,7 +526,8 @@ class Exchange:
         route, owners = self.route, self.owners
         lines = b"X-Request-Id: %b\r\n" % self.request_id.encode()
         if route is not None and owners.options.shows_route:
-            lines += route_lines(route.decode.name, route.route_class, route.reason)
+            why = why_placed(route.place, route.hit_tokens, route.prompt_tokens, route.reason)
+            lines += route_lines(route.decode.name, route.route_class, why)
         if origins := owners.options.settings.cors_allowed_origins:
             lines += cors.lines(self.request.headers.get("Origin"), origins)
         return lines if owners.wants_keepalive else lines + CLOSE

@@ -25,9 +25,11 @@ from proxy.protocol.prompt.facts import TokenEstimator
 from proxy.state.access import Access, bearer
 from proxy.state.detached import DetachedTasks
 from proxy.state.in_flight import InFlight
+from proxy.state.overload import OverloadWatch
 from proxy.state.queue import WaitingRoom
 from proxy.state.thermal import TICK_S, ThermalControl
 from proxy.state.thermal_caps import EngineCaps
+from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.metrics import Exposition, Metrics
 from proxy.telemetry.request_log import RequestLog
 from proxy.telemetry.requests import RequestTelemetry
@@ -54,7 +56,7 @@ class ProxyState:
         request_log: RequestLog,
         connect_options: ConnectOptions | None = None,
     ) -> None:
-        """Raises ConfigError if the file of `--thermal` is wrong."""
+        """Raises ConfigError if the file of `--thermal` is wrong; OSError as `start` does."""
         self.clock, self.router, self.metrics = clock, router, metrics
         self.options = OptionsInForce(settings)
         self.instances = Instances(
@@ -64,7 +66,9 @@ class ProxyState:
             metrics.replays.inc,
             metrics.kv_transfer.forget,
         )
-        self.telemetry = RequestTelemetry(metrics, request_log, clock.now_s)
+        is_json, drop = settings.access_log == "json", metrics.log_dropped.inc
+        access_log = AccessLog(settings.access_log_at, drop, is_json=is_json)
+        self.telemetry = RequestTelemetry(metrics, request_log, clock.now_s, access_log)
         self.access = Access(settings, lambda: metrics.denied.labels("client").inc())
         self.in_flight = InFlight()
         self.gpus = GpuReadings()
@@ -95,6 +99,7 @@ class ProxyState:
         )
         weights = {share.tenant: share.weight for share in settings.tenant_weights}
         self.waiting = WaitingRoom(router, clock, metrics, limits, weights)
+        self.overload = OverloadWatch(self.telemetry.overload, router, self.waiting.waiting, clock)
         self.thermal.waiting = lambda: len(self.waiting.waiting.queue)
         self.thermal_plugins = ThermalPlugins(
             self.instances.upstream, lambda: bearer(self.options.settings.thermal_token)
@@ -106,7 +111,7 @@ class ProxyState:
 
     @classmethod
     def start(cls, settings: Settings, limit_bytes: int | None = None) -> ProxyState:
-        """Build everything from the options; OSError if the request log cannot be opened.
+        """Build everything from the options; OSError if a log cannot be opened.
 
         `limit_bytes`: the process's memory limit, None: no limit.
         """
@@ -126,6 +131,7 @@ class ProxyState:
         self.metrics.slo = Slo(ttft_s=settings.ttft_slo, tpot_s=settings.tpot_slo)
 
     async def close(self) -> None:
-        """Close connections and the log."""
+        """Close connections and the logs."""
         await self.instances.close()
-        await asyncio.to_thread(self.telemetry.request_log.close)
+        for log in self.telemetry.logs:
+            await asyncio.to_thread(log.close)

@@ -35,6 +35,15 @@ ERROR_RATIO = (-0.9, -0.75, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2, 5, 10)
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 NO_CLASS = "none"
 """route_class of a request that was never placed, or that has no prompt to classify."""
+NO_CHECK = "none"
+"""check of a refusal that no instance's load is behind."""
+_CHECKS = (
+    *(RejectReason.DECODE_BLOCKS, RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC),
+    *(RejectReason.UPSTREAM_BUSY, RejectReason.HEAT_CAP),
+)
+_QUEUES = (RejectReason.QUEUE_FULL, RejectReason.QUEUE_DEADLINE, RejectReason.QUEUE_TIMEOUT)
+_BEHIND = {check: (check,) for check in _CHECKS} | dict.fromkeys(_QUEUES, _CHECKS)
+"""The checks that may be behind a reason; of any other reason NO_CHECK."""
 SCRAPES_RATIO, SHOWN_S = 0.2, 1.0
 _KEPT = ("missed", "kept")
 """Label values for a target that was missed and for one that was kept."""
@@ -60,7 +69,12 @@ class Metrics:
         count = self._counter
         self.requests = count("requests", "Finished requests", "endpoint", "route_class", "outcome")
         self.issued = count("issued", "Requests that were placed or refused as busy")
-        self.rejected = count("rejected", "Requests refused with a busy answer", "reason")
+        self.rejected = count(
+            "rejected",
+            "Requests refused with a busy answer, and the check of an instance behind it",
+            "reason",
+            "check",
+        )
         self.hit_tokens = count(
             "hit_tokens", "Prompt tokens predicted to be cached on their instance"
         )
@@ -166,7 +180,6 @@ class Metrics:
     def _name_known_labels(self) -> None:
         """Start closed label sets at 0: an alert on a rate must not see "no data"."""
         for counter, values in (
-            (self.rejected, RejectReason),
             (self.reloads, ("applied", "unchanged", "refused")),
             (self.denied, ("client", "operator")),
             (self.fallbacks, Fallback),
@@ -180,6 +193,7 @@ class Metrics:
         ):
             for value in values:
                 counter.labels(value)
+        self._name_refusals()
         for cause in MoveCause:
             self.migrations.labels(cause, "moved")
         for what in ("ttft", "prefill", "transfer"):
@@ -187,6 +201,11 @@ class Metrics:
         for ttft in _KEPT:
             for tpot in _KEPT:
                 self.within_slo.labels(ttft, tpot)
+
+    def _name_refusals(self) -> None:
+        for reason in RejectReason:
+            for check in _BEHIND.get(reason, (NO_CHECK,)):
+                self.rejected.labels(reason, check)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counts:
         counts = Counts(f"{PREFIX}_{name}", text, labels)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core.placement.alternatives import Alternatives, Shadowed
+from proxy.core.placement.alternatives import Alternatives, PastChecks, Shadowed
 from proxy.core.routing.route import Route
 from proxy.core.types import Outcome, RequestFacts
 from proxy.protocol.endpoints import Dialect
@@ -61,6 +61,8 @@ class RequestRecord:
     """P; null where D computed the prompt from the start."""
     decode_instance: str | None = None
     """D, the last one that was asked."""
+    place: str | None = None
+    """Why D was chosen, as in `X-Cache-Proxy-Reason`."""
     home_instance: str | None = None
     """Where the session lived when the request came; null for a request without a session, for a
     new session, and where the process of its home is gone."""
@@ -108,8 +110,8 @@ class RequestRecord:
     """Seconds until the prompt is computed, queue included, as the decision expected."""
     predicted_transfer_s: float | None = None
     """Seconds to move the KV, as the decision expected; null without a P."""
-    candidates: Alternatives | None = None
-    """The options of the decision, see below."""
+    candidates: Alternatives | PastChecks | None = None
+    """The options of the decision, see below; of a refused request the checks behind it."""
     shadow: Shadowed | None = None
     """With `--shadow-policy`: what that policy would have done, see below. It changes nothing."""
     outcome: Outcome | None = None
@@ -120,6 +122,10 @@ class RequestRecord:
     """What went wrong, in words; of a busy answer the reason."""
     retries: int = 0
     """Repetitions on the same or another instance."""
+    first_failed_instance: str | None = None
+    """The instance that failed first, P or D; null where none did before the first byte."""
+    first_failure: str | None = None
+    """Why it failed: the kind and, in words, what was seen."""
     fallback: str | None = None
     """Why an offload ended colocated."""
     hedge: str | None = None
@@ -184,6 +190,9 @@ MOST_TOKENS = 100_000_000
 """A larger token count of an engine is ignored as implausible."""
 
 
+FAILURE_CHARS = 300
+
+
 def note_facts(record: RequestRecord, facts: RequestFacts) -> None:
     """Note session, model and estimated prompt length."""
     record.session_id, record.model = facts.session_id, facts.model or None
@@ -203,6 +212,7 @@ def note_route(record: RequestRecord, route: Route) -> None:
 def note_attempt(record: RequestRecord, route: Route) -> None:
     """Note what is expected of the present attempt, in place of the one before."""
     record.route_class, record.offload_decision_reason = route.route_class, route.reason
+    record.place = route.place
     note_decode(record, route.decode.name)
     record.hit_tokens, record.new_tokens = route.hit_tokens, route.new_tokens
     record.predicted_ttft_s = route.predicted_ttft_s
@@ -230,6 +240,13 @@ def note_route_again(record: RequestRecord, route: Route) -> None:
     note_route(record, route)
     record.home_instance = home
     note_decode(record, route.decode.name)
+
+
+def note_failure(record: RequestRecord, instance: str | None, why: str) -> None:
+    """Note which instance failed first, and why; the first call wins."""
+    if record.first_failure is None:
+        record.first_failed_instance = instance
+        record.first_failure = why[:FAILURE_CHARS]
 
 
 def note_end(

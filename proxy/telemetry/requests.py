@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from proxy.core.admission.overload import Overload
+from proxy.core.placement.alternatives import PastChecks
 from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Reject
+from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.log import Throttle, more
-from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.metrics import NO_CHECK, Metrics
 from proxy.telemetry.record import RequestRecord, note_route
-from proxy.telemetry.request_log import RequestLog
+from proxy.telemetry.request_log import RecordLog, RequestLog
 
 DECISIONS_KEPT = 200
 """Records kept for GET /decisions, 3 kB or more each; the request log has all of them."""
+REFUSED_KEPT = 50
+"""Records of refused requests beside them: however many there are, they displace no placed one."""
 
 DETAIL_CHARS = 300
 _NO_FAULT = frozenset({FailureKind.BUSY, FailureKind.NO_MODEL, FailureKind.TOO_LONG})
@@ -25,23 +30,59 @@ _log = logging.getLogger(__name__)
 class RequestTelemetry:
     """Counts and logs the steps of a request, in the metrics and the request log.
 
-    `decisions`: the records of the last placed requests, the newest last.
+    `decisions`: the records of the last placed requests, the newest last; `refused`: those of the
+    last refused ones; `logs`: those that get a line for each request.
     """
 
-    __slots__ = ("_failures", "_now_s", "decisions", "metrics", "request_log")
+    __slots__ = (
+        *(
+            "_failures",
+            "_now_s",
+            "decisions",
+            "metrics",
+            "logs",
+            "overload",
+            "refused",
+            "request_log",
+        ),
+    )
 
     def __init__(
-        self, metrics: Metrics, request_log: RequestLog, now_s: Callable[[], float]
+        self,
+        metrics: Metrics,
+        request_log: RequestLog,
+        now_s: Callable[[], float],
+        access_log: AccessLog | None = None,
     ) -> None:
         self.metrics, self.request_log = metrics, request_log
+        logs: tuple[RecordLog | None, ...] = (request_log, access_log)
+        self.logs = tuple([log for log in logs if log is not None and log.is_on])
         self.decisions: deque[RequestRecord] = deque(maxlen=DECISIONS_KEPT)
+        self.refused: deque[RequestRecord] = deque(maxlen=REFUSED_KEPT)
+        self.overload = Overload()
         self._failures = FailureLog()
         self._now_s = now_s
 
-    def rejected(self, reject: Reject) -> None:
+    def rejected(self, record: RequestRecord, reject: Reject) -> None:
         """A request is refused with a busy answer."""
-        self.metrics.rejected.labels(reject.reason).inc()
+        self.metrics.rejected.labels(reject.reason, reject.check or NO_CHECK).inc()
         self.metrics.retry_after.observe(reject.retry_after_s)
+        if reject.past:
+            record.candidates = PastChecks(reject)
+        self.refused.append(record)
+        self.turned_away(reject)
+
+    def turned_away(self, reject: Reject) -> None:
+        """A request is refused, by the proxy or by the last engine that was asked."""
+        self.overload.refused(reject, self._now_s())
+
+    def last(self, count: int) -> Sequence[RequestRecord]:
+        """The last placed and refused requests, the newest first; running ones are incomplete."""
+        known = sorted(
+            [*self.decisions, *self.refused],
+            key=lambda record: record.t_decided or record.t_proxy_recv,
+        )
+        return known[: -count - 1 : -1]
 
     def placed(self, record: RequestRecord, route: Route) -> None:
         """An instance was found for a request."""
@@ -69,7 +110,8 @@ class RequestTelemetry:
     def over(self, record: RequestRecord, endpoint: str) -> None:
         """The request is over and its record complete. `endpoint`: its metric label."""
         self.metrics.observe(record, endpoint)
-        self.request_log.write(record)
+        for log in self.logs:
+            log.write(record)
 
 
 class FailureLog:

@@ -4,7 +4,7 @@ Times in a row are real seconds from the origin of the run, whatever `--time-sca
 unknown or that it did not happen.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,7 @@ from replayer.replay.options import ReplayOptions
 from replayer.replay.plan import Plan, ideal_hits
 from replayer.replay.run import Result, Run
 
-ROUTE_HEADERS = {
-    "instance": "X-Cache-Proxy-Instance",
-    "route_class": "X-Cache-Proxy-Route",
-    "offload_decision_reason": "X-Cache-Proxy-Reason",
-}
+INSTANCE, ROUTE, REASON = (f"X-Cache-Proxy-{name}" for name in ("Instance", "Route", "Reason"))
 GAPS = "itl_s"  # in the rows for the summary, but too long for the file
 
 
@@ -75,7 +71,19 @@ def _seen(exchange: TimedExchange) -> dict[str, Any]:
         "max_gap_s": max(exchange.gaps_s, default=None),
         "output_digest": exchange.digest,
         GAPS: exchange.gaps_s,
-    } | {name: exchange.headers.get(header) for name, header in ROUTE_HEADERS.items()}
+        **_placed(exchange.headers),
+    }
+
+
+def _placed(headers: Mapping[str, str]) -> dict[str, str | None]:
+    """Where the proxy says that it placed the request: of its reasons the last, of the offload."""
+    instance, reason = headers.get(INSTANCE), headers.get(REASON)
+    is_placed = instance is not None and reason is not None
+    return {
+        "instance": instance,
+        "route_class": headers.get(ROUTE),
+        "offload_decision_reason": reason.rpartition("; ")[2] if is_placed and reason else None,
+    }
 
 
 def run_facts(run: Run, plan: Plan, started_unix_s: float, *, finished: bool) -> dict[str, Any]:

@@ -78,7 +78,7 @@ async def test_it_obeys_the_time_it_is_told(tmp_path: Path, said: Any) -> None:
             asked = group.create_task(
                 client.chat.completions.create(model="sim-8b", messages=said, max_tokens=2)
             )
-            await until(lambda: proxy.metric("rejected_total", reason="prefill_tokens") == 1)
+            await until(lambda: proxy.rejected("prefill_tokens") == 1)
             proxy.router.finish(backlog, now_s())
             assert (await asked).choices[0].message.content
         refused, served = await proxy.records(2)

@@ -190,6 +190,12 @@ class ServedProxy:
         value = self.server.state.metrics.registry.get_sample_value(f"cache_proxy_{name}", labels)
         return value or 0.0
 
+    def rejected(self, reason: str) -> float:
+        """Requests refused for a reason, whatever check is behind it."""
+        counts = self.server.state.metrics.rejected
+        (family,) = counts.collect()
+        return sum(s.value for s in family.samples if s.labels.get("reason") == reason)
+
 
 class Answer:
     def __init__(self, status: int, headers: Any, body: bytes) -> None:

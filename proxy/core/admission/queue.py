@@ -230,6 +230,12 @@ class WaitQueue:
         """A tenant's share relative to the other tenants' shares."""
         return self._weights.get(tenant, 1.0)
 
+    def oldest(self) -> Entry | None:
+        """The entry that has waited for longest."""
+        groups = [group for held in self._held for group in held.values()]
+        firsts = [next(iter(group.entries)) for group in groups]
+        return min(firsts, key=lambda entry: entry.queued_s, default=None)
+
     def drain_tps(self, prior_tps: float, now_s: float) -> float:
         """Drain rate in prompt tokens per second, see `DrainRate.tps`."""
         return self._rate.tps(prior_tps, now_s)

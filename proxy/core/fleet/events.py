@@ -38,7 +38,7 @@ class InstanceEvents:
             return None
         failed = member.health.probe_failed
         change = failed(error, now_s, is_refused=is_refused, is_late=is_late, is_heard=is_heard)
-        return self._changed(member, change)
+        return self._changed(member, change, now_s)
 
     def probe_answered(self, name: str, now_s: float) -> Change | None:
         """A probe succeeded."""
@@ -50,17 +50,18 @@ class InstanceEvents:
         if member.state.is_dropped and not member.health.is_gone:
             self._fleet.process_came(name)
         if not was_seen:
+            member.health.since_s(now_s)
             if change is not None:
                 self._tell()  # the first answer ever: the instance need not start slowly
             return change
-        return self._changed(member, change)
+        return self._changed(member, change, now_s)
 
     def failed(self, name: str, kind: FailureKind, error: str, now_s: float) -> Change | None:
         """A client's request failed on the instance; called once per request and instance."""
         member = self._fleet.get(name)
         if member is None or kind not in FAULT_KINDS:
             return None
-        return self._changed(member, member.health.failed(kind, error, now_s))
+        return self._changed(member, member.health.failed(kind, error, now_s), now_s)
 
     def doubted(self, name: str, error: str) -> None:
         """A client's request got a server error on the instance: its own fault, or the request's.
@@ -98,8 +99,8 @@ class InstanceEvents:
         if member is None:
             return None
         if error is not None:
-            return self._changed(member, member.health.trial_failed(error, now_s, kind))
-        return self._changed(member, member.health.trial_answered(now_s))
+            return self._changed(member, member.health.trial_failed(error, now_s, kind), now_s)
+        return self._changed(member, member.health.trial_answered(now_s), now_s)
 
     def rests(self, name: str, rest: State | None, now_s: float) -> bool:
         """Its engine says that it is ASLEEP or PAUSED, or neither; returns whether that is news."""
@@ -109,6 +110,7 @@ class InstanceEvents:
         if member.health.rest is None:
             member.health.rest_s = now_s
         member.health.rest = rest
+        member.health.since_s(now_s)
         self._tell()
         return True
 
@@ -151,7 +153,8 @@ class InstanceEvents:
             member.rereads_models = True
         return any(m.instance.name != name for m in self._fleet.believed(model))
 
-    def _changed(self, member: Member, change: Change | None) -> Change | None:
+    def _changed(self, member: Member, change: Change | None, now_s: float) -> Change | None:
+        member.health.since_s(now_s)
         if change is Change.GONE:
             self._fleet.process_gone(member.instance.name)
         elif change is Change.BACK:

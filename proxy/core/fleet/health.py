@@ -129,6 +129,8 @@ class Health:
     _open_until_s: float | None = None
     _opened: int = 0
     _changes: deque[float] = field(default_factory=lambda: deque(maxlen=2))
+    _noted: State | None = None
+    _since_s: float = 0.0
 
     @classmethod
     def unproven(cls) -> Health:
@@ -146,6 +148,13 @@ class Health:
         is_rising = is_new or (self._is_silent and self._answered > 0)
         is_due = self._open_until_s is not None and self._open_until_s <= now_s
         return State.PROBING if is_rising or is_due else State.EJECTED
+
+    def since_s(self, now_s: float) -> float:
+        """Since when it is in its present state, as far as anybody has looked."""
+        state = self.state(now_s)
+        if state is not self._noted:
+            self._noted, self._since_s = state, now_s
+        return self._since_s
 
     @property
     def is_open(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.core.types import Candidate, Instance, Reason, RouteClass
+from proxy.core.types import Candidate, Instance, Reason, Reject, RouteClass
 
 COLOCATIONS_KEPT: Final = 16
 OFFLOADS_KEPT: Final = 8
@@ -117,6 +117,30 @@ class Alternatives:
             if (p.decode.instance if p else None) is self._prefill:
                 return option
         return on_d[0] if on_d else None
+
+
+class PastChecks:
+    """Of a refused request: the instances that could have served it, and what they are past.
+
+    At most COLOCATIONS_KEPT of them, the first to be free first. `why`: the refusal in short.
+    """
+
+    __slots__ = ("_past", "why")
+
+    def __init__(self, reject: Reject) -> None:
+        self._past = sorted(reject.past, key=lambda one: one.free_in_s)[:COLOCATIONS_KEPT]
+        self.why = reject.why
+
+    def rows(self, most: int = MOST_KEPT) -> list[dict[str, object]]:
+        """One JSON object per instance."""
+        return [
+            {
+                "instance": one.instance,
+                "past": [str(check) for check in one.checks],
+                "free_in_s": _seconds(one.free_in_s),
+            }
+            for one in self._past[:most]
+        ]
 
 
 def _row(option: PricedOption) -> dict[str, object]:

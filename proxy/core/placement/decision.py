@@ -18,6 +18,7 @@ from proxy.core.types import (
     Candidate,
     Instance,
     Load,
+    Place,
     Reason,
     RequestFacts,
     RouteClass,
@@ -327,6 +328,22 @@ def chosen(
 def size_on(view: PlacementView, d: Candidate) -> Size:
     """The size class of the request if D computes it."""
     return classify(d.new_tokens, view.config.warm_threshold, view.config.heavy_threshold)
+
+
+def place_of(view: PlacementView, d: Candidate) -> Place:
+    """Why D was chosen, of a first placement."""
+    home, free = view.home, view.free
+    if view.facts.holder is not None:
+        return Place.HOLDER
+    if home is not None:
+        if d.instance.name == home:
+            return Place.HOME
+        return Place.HOME_LEFT if home in free.names else Place.HOME_AWAY
+    if len(free.names) == 1:
+        return Place.ONLY
+    # What all of them have, as a system prompt, decides nothing.
+    hit, hits = d.hit_tokens, free.hit_tokens
+    return Place.PREFIX if hits and min(hits) < hit >= max(hits) else Place.LOAD
 
 
 def peers(view: PlacementView, d: Candidate | None = None) -> list[Candidate]:

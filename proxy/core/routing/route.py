@@ -10,7 +10,7 @@ from proxy.core.kvcache.sessions import Stay
 from proxy.core.latency.model import Measured, Times
 from proxy.core.lease import Lease
 from proxy.core.placement.alternatives import Alternatives, Shadowed
-from proxy.core.types import Fallback, Instance, Reason, RouteClass
+from proxy.core.types import Fallback, Instance, Place, Reason, RouteClass
 
 
 @dataclass(slots=True)
@@ -43,8 +43,9 @@ class Route:
     until the answer tells how much of it was cached.
     `turn`: None where it is no turn of its session.
     `mistake`: the policy's exception; this attempt was then placed by load. `home`: the instance
-    on which the session lived before, None where it had none; `stay`: the session's life on D, of
-    which this request is a part until it ends. `claim`: what D's KV events said of the prompt.
+    on which the session lived before, None where it had none; `place`: why D was chosen; `stay`:
+    the session's life on D, of which this request is a part until it ends. `claim`: what D's KV
+    events said of the prompt.
     """
 
     decode: Instance
@@ -66,6 +67,7 @@ class Route:
     shadow: Shadowed | None
     mistake: str | None
     home: str | None
+    place: Place
     stay: Stay | None
     fallback: Fallback | None
     times: Times | None
@@ -115,6 +117,7 @@ class Route:
         self.shadow = None
         self.mistake = None
         self.home = None
+        self.place = Place.LOAD
         self.stay = None
         self.times = None
         self.fallback = None

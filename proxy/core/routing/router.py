@@ -35,6 +35,7 @@ from proxy.core.placement.decision import (
     Choice,
     Decide,
     PlacementView,
+    place_of,
     route_class,
     split,
 )
@@ -52,6 +53,8 @@ from proxy.core.types import (
     Fallback,
     Instance,
     Load,
+    PastCheck,
+    Place,
     Reason,
     Reject,
     RejectReason,
@@ -278,7 +281,7 @@ class Router:
         if choice is None:
             return self._rejection(facts.model, busy, now_s)
         route = self._reserve(facts, choice, shadowed, found, now_s)
-        route.home = view.home
+        route.home, route.place = view.home, place_of(view, choice.decode)
         return route
 
     def give_back(self, route: Route, now_s: float) -> None:
@@ -334,7 +337,7 @@ class Router:
         self.sessions.move(route.stay, self.fleet.states.of(d.instance.name).cache)
         route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
-        route.key_tokens = d.key_tokens
+        route.key_tokens, route.place = d.key_tokens, Place.RETRY
         return choice
 
     def _together(
@@ -616,7 +619,8 @@ class Router:
         soonest = min([state for _, state in busy], key=lambda b: b.free_in_s)
         intake_tps, wait_s = self.gate.intake_tps, soonest.free_in_s
         tps = sum([intake_tps(m.instance.name, state.check, now_s) for m, state in busy])
-        return Reject(soonest.check, retry_after_s([wait_s]), wait_s, tps)
+        past = tuple([_past(member, state) for member, state in busy])
+        return Reject(soonest.check, retry_after_s([wait_s]), wait_s, tps, past, model)
 
     def _may_split(self, facts: RequestFacts) -> bool:
         """Whether an instance that may take one role only could be of use to the request."""
@@ -646,7 +650,8 @@ class Router:
         busy = self.busy(name, facts.model, now_s, is_last=True)
         if busy is not None:
             wait_s = min(busy.free_in_s, float(RETRY_AFTER_MAX_S))
-            return Reject(busy.check, retry_after_s([wait_s]), wait_s)
+            past = (_past(member, busy),)
+            return Reject(busy.check, retry_after_s([wait_s]), wait_s, 0.0, past, facts.model)
         return self._candidates(facts, [member], now_s)
 
     def _warm(self, found: Found, free: list[Member], now_s: float) -> list[Member]:
@@ -775,6 +780,10 @@ class Router:
             kv_wait_s = self.gate.kv_wait_s(name, load, route.prompt_tokens, hit, now_s)
             self._tracker.reserve(route, route.decode, hit, load, now_s, kv_wait_s)
         route.lease.replace(self.ledger.computing(name, route.new_tokens, hit))
+
+
+def _past(member: Member, state: Busy) -> PastCheck:
+    return PastCheck(member.instance.name, state.checks, state.free_in_s)
 
 
 def _can_share(busy: list[tuple[Member, Busy]]) -> bool:

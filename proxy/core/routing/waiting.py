@@ -129,6 +129,13 @@ class Waiting:
         self._note(lane, reject)
         return queued
 
+    def longest(self, now_s: float) -> tuple[float, Reject] | None:
+        """How long the oldest request has waited, and what stands against it; None: none waits."""
+        oldest = self.queue.oldest()
+        if oldest is None:
+            return None
+        return now_s - oldest.queued_s, self._ramp(oldest.lane).reject
+
     def expire(self, queued: QueuedRequest, now_s: float) -> None:
         """A request's time in the queue is over: refuse it."""
         if queued.result is None:

@@ -47,6 +47,7 @@ MESSAGES = {
 """Messages of refusals that are not the instances' overload: always a 503."""
 Headers = CIMultiDict[str]
 REQUEST_ID = "X-Request-Id"
+REASON = "X-Cache-Proxy-Reason"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 SERVER = "cache-proxy"
 """Server header of every answer, so that the libraries in use are not disclosed."""
@@ -70,14 +71,24 @@ def request_id(headers: Mapping[str, str]) -> str:
     return given if given and _REQUEST_ID.fullmatch(given) else new_id()
 
 
-def busy(path: str, reject: Reject, overload_status: int, headers: Headers) -> web.Response:
-    """The answer to a request that no instance can take now, in the form of its path."""
+def busy(
+    path: str, reject: Reject, overload_status: int, headers: Headers, *, says_why: bool = True
+) -> web.Response:
+    """The answer to a request that no instance can take now, in the form of its path.
+
+    `says_why`: it has the reason, and the check of an instance behind it.
+    """
     status = 503 if reject.reason in MESSAGES else overload_status
     message = MESSAGES.get(reject.reason, BUSY_MESSAGE)
     headers["Retry-After"] = str(reject.retry_after_s)
     headers["Retry-After-Ms"] = str(milliseconds(reject))
     is_messages = dialect_of(path) is Dialect.MESSAGES
     body = messages_error(message, status) if is_messages else overloaded(message, status)
+    if says_why:
+        headers[REASON] = reject.why
+        detail = body["error"]
+        assert isinstance(detail, dict)
+        detail |= {"reason": reject.reason, "check": reject.check}
     return _json(status, body, headers)
 
 

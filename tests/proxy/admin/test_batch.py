@@ -143,7 +143,7 @@ async def test_a_cap_holds_at_once_and_ends(
         assert [dry[key] for key in same] == [said[key] for key in same]
         busy = await proxy.post(chat("one more", stream=False))
         assert busy.status == 503
-        assert proxy.metric("rejected_total", reason="heat_cap") == 1
+        assert proxy.rejected("heat_cap") == 1
         assert (await ask(proxy, "POST", order))[0] == 409
         assert (await ask(proxy, "POST", {"max_num_seqs": 1}))[0] == 429
         async with proxy.http.get(f"{proxy.server.admin_url}/instances", headers=GOOD) as response:

@@ -55,7 +55,7 @@ async def test_above_the_last_mark_nothing_is_let_in(tmp_path: Path) -> None:
         assert (answer.status, answer.json["message"][-15:]) == (503, "short of memory")
         assert int(answer.headers["Retry-After"]) >= 1
         assert answer.headers["Connection"] == "close"
-        assert proxy.metric("rejected_total", reason="memory") == 1
+        assert proxy.rejected("memory") == 1
         assert proxy.metric("issued_total") == 1, "so that no more are rejected than there were"
         assert proxy.metric("memory_level") == 3
         assert proxy.metric("memory_used_bytes") > proxy.metric("memory_limit_bytes") == 64 << 20

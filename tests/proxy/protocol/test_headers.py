@@ -9,6 +9,7 @@ from proxy.protocol.headers import (
     forwarded,
     request_head,
     route_lines,
+    why_placed,
     with_request_id,
 )
 
@@ -92,6 +93,19 @@ def test_what_of_an_instance_a_client_sees() -> None:
     assert b"".join(answer_lines(fields)) == (
         b"content-type: text/event-stream\r\nserver: uvicorn\r\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("place", "hit", "prompt", "said"),
+    [
+        ("home", 41_200, 43_499, "home 41k of 43k cached; d_idle"),
+        ("prefix", 999, 1000, "prefix 999 of 1k cached; d_idle"),
+        ("load", 0, 12, "load 0 of 12 cached; d_idle"),
+        ("holder", 0, 0, "holder; d_idle"),
+    ],
+)
+def test_why_it_ran_there(place: str, hit: int, prompt: int, said: str) -> None:
+    assert why_placed(place, hit, prompt, "d_idle") == said
 
 
 def test_where_it_ran() -> None:

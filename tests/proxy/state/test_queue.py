@@ -82,7 +82,7 @@ def refused(answer: Answer, proxy: ServedProxy, reason: str) -> None:
     seconds = int(answer.headers["Retry-After"])
     assert 1 <= seconds <= 30
     assert 50 <= int(answer.headers["retry-after-ms"]) <= seconds * 1000
-    assert proxy.metric("rejected_total", reason=reason) == 1
+    assert proxy.rejected(reason) == 1
 
 
 async def test_a_turn_comes_when_the_instance_is_free(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ async def test_a_turn_comes_when_the_instance_is_free(tmp_path: Path) -> None:
         assert moments == sorted(moments)
         assert proxy.metric("queue_wait_seconds_count", end="admitted") == 1
         assert proxy.metric("issued_total") == 2
-        assert proxy.metric("rejected_total", reason="prefill_tokens") == 0
+        assert proxy.rejected("prefill_tokens") == 0
 
 
 async def test_the_end_of_a_cool_down_wakes(tmp_path: Path) -> None:

@@ -214,3 +214,19 @@ def test_one_that_rests_gets_no_trial(seen: Seen) -> None:
     assert seen.member().health.trial_due(100.0)
     seen.events.rests("a", State.ASLEEP, 100.0)
     assert not seen.member().health.trial_due(100.0)
+
+
+def test_since_when_it_is_in_its_state(seen: Seen) -> None:
+    health = seen.member().health
+    assert health.since_s(1.0) == 0.0, "healthy since its first answer"
+    seen.events.failed("a", FailureKind.RESET, "reset", 2.0)
+    assert (health.state(3.0), health.since_s(3.0)) == (State.SUSPECT, 2.0)
+    seen.events.failed("a", FailureKind.RESET, "reset", 4.0)
+    assert health.since_s(5.0) == 2.0, "the same state all the time"
+    seen.events.answered("a")
+    assert health.since_s(6.0) == 6.0, "noticed when somebody looks"
+    seen.goes()
+    assert health.state(7.0) is State.EJECTED
+    assert health.since_s(7.0) == CONNECTS - 2, "the second refused probe"
+    seen.events.rests("b", State.ASLEEP, 8.0)
+    assert seen.member("b").health.since_s(9.0) == 8.0
