@@ -10,10 +10,17 @@ import pytest
 from proxy.config.options import Settings
 from proxy.config.values import value_text
 from proxy.core.admission.engine_reports import EngineKv, EngineStats
-from proxy.core.placement.alternatives import Alternatives, unpriced
+from proxy.core.placement.alternatives import Alternatives, PastChecks, unpriced
 from proxy.core.routing.router import Router
 from proxy.core.thermal.options import RANGES, ThermalOptions
-from proxy.core.types import Instance, RouterConfig, Thresholds
+from proxy.core.types import (
+    Instance,
+    PastCheck,
+    Reject,
+    RejectReason,
+    RouterConfig,
+    Thresholds,
+)
 from proxy.fleet.gauges import FleetCollector
 from proxy.protocol.endpoints import RELAYED
 from proxy.telemetry.instruments import Counts, Spreads
@@ -177,7 +184,9 @@ def test_the_request_log_has_every_key_of_a_candidate():
     pair = unpriced(candidate("d"), 1.0)
     pair.prefill = alone
     rows = Alternatives([alone, pair], candidate("d").instance, None).rows()
-    assert named == {key for row in rows for key in row}
+    reason = RejectReason.DECODE_BLOCKS
+    refused = PastChecks(Reject(reason, 1, past=(PastCheck("d", (reason,), 1.0),)))
+    assert named == {key for row in (*rows, *refused.rows()) for key in row}
 
 
 def test_the_glossary_has_every_reason_status_and_class():

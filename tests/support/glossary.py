@@ -20,6 +20,7 @@ from proxy.core.types import (
     Fallback,
     MoveCause,
     Outcome,
+    Place,
     Reason,
     RejectReason,
     RouteClass,
@@ -41,8 +42,13 @@ SECTIONS: tuple[tuple[str, str, type[StrEnum]], ...] = (
     (
         "Reasons of decisions",
         "`offload_decision_reason` in the request log, `reason` of "
-        "`cache_proxy_offload_decisions_total`, `X-Cache-Proxy-Reason`.",
+        "`cache_proxy_offload_decisions_total`, the last word of `X-Cache-Proxy-Reason`.",
         Reason,
+    ),
+    (
+        "Why this instance",
+        "`place` in the request log, the first word of `X-Cache-Proxy-Reason`.",
+        Place,
     ),
     (
         "Outcomes",
@@ -51,7 +57,8 @@ SECTIONS: tuple[tuple[str, str, type[StrEnum]], ...] = (
     ),
     (
         "Busy answers",
-        "`error` of an `outcome` that is `rejected`, `reason` of `cache_proxy_rejected_total`.",
+        "`error` of an `outcome` that is `rejected`, `reason` of `cache_proxy_rejected_total` and in the "
+        "answer, the first word of its `X-Cache-Proxy-Reason`. Its `check` is one of the first five.",
         RejectReason,
     ),
     (
@@ -105,7 +112,7 @@ JSON_TYPES = {
     "int": "integer",
     "float": "number",
     "bool": "boolean",
-    "Alternatives": "list",
+    "Alternatives | PastChecks": "list",
     "Shadowed": "object",
     "list[Migration]": "list",
 }
@@ -188,6 +195,6 @@ def migration_fields() -> str:
 def glossary() -> str:
     """The generated part of docs/glossary.md."""
     parts = [(title, where, words(listed)) for title, where, listed in SECTIONS]
-    parts.insert(4, ("Statuses", STATUSES, statuses()))
+    parts.insert(5, ("Statuses", STATUSES, statuses()))
     parts.append(("Bytes that are no request", REFUSALS, refusals()))
     return "\n\n".join(f"## {title}\n\n{where}\n\n{rows}" for title, where, rows in parts)
