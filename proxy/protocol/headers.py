@@ -52,7 +52,7 @@ _GOES: Memo[bytes, bool] = Memo(512)
 _GOES_BYTES = 64
 """A longer name is not remembered."""
 _IDENTITY = b"Accept-Encoding: identity\r\n"
-_ROUTE_LINES: Memo[tuple[str, str], str] = Memo(1024)
+_ROUTE_PARTS: Memo[tuple[str, str, str, str], tuple[bytes, bytes, bytes]] = Memo(1024)
 _NOTHING: frozenset[bytes] = frozenset()
 CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 """Names of the headers with a client's key, or an instance's."""
@@ -132,24 +132,36 @@ def answer_lines(fields: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return lines
 
 
-def route_lines(instance: str, route_class: str, reason: str) -> bytes:
-    """X-Cache-Proxy-* lines for the client: the instance, route and reason."""
-    key = instance, route_class
-    if (lines := _ROUTE_LINES.known.get(key)) is None:
-        lines = f"X-Cache-Proxy-Instance: {instance}\r\nX-Cache-Proxy-Route: {route_class}\r\n"
-        _ROUTE_LINES.keep(key, lines)
-    return f"{lines}X-Cache-Proxy-Reason: {reason}\r\n".encode()
+def route_lines(
+    instance: str, route_class: str, place: str, reason: str, hit_tokens: int, prompt_tokens: int
+) -> bytes:
+    """X-Cache-Proxy-* lines for the client; all but the numbers is remembered."""
+    key = instance, route_class, place, reason
+    parts = _ROUTE_PARTS.known.get(key)
+    if parts is None:
+        head = (
+            f"X-Cache-Proxy-Instance: {instance}\r\nX-Cache-Proxy-Route: {route_class}\r\n"
+            f"X-Cache-Proxy-Reason: {place}"
+        )
+        made = (
+            f"{head} ".encode(),
+            f" cached; {reason}\r\n".encode(),
+            f"{head}; {reason}\r\n".encode(),
+        )
+        parts = _ROUTE_PARTS.keep(key, made)
+    if not prompt_tokens:
+        return parts[2]
+    return b"%b%b of %b%b" % (parts[0], _short(hit_tokens), _short(prompt_tokens), parts[1])
 
 
 def why_placed(place: str, hit_tokens: int, prompt_tokens: int, reason: str) -> str:
     """X-Cache-Proxy-Reason of an answer: why D, what of the prompt it has, why P or none."""
-    if not prompt_tokens:
-        return f"{place}; {reason}"
-    return f"{place} {_short(hit_tokens)} of {_short(prompt_tokens)} cached; {reason}"
+    lines = route_lines("", "", place, reason, hit_tokens, prompt_tokens)
+    return lines.decode().splitlines()[-1].partition(": ")[2]
 
 
-def _short(tokens: int) -> str:
-    return str(tokens) if tokens < 1000 else f"{(tokens + 500) // 1000}k"
+def _short(tokens: int) -> bytes:
+    return b"%d" % tokens if tokens < 1000 else b"%dk" % ((tokens + 500) // 1000)
 
 
 def _tokens(value: bytes) -> set[bytes]:

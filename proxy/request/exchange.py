@@ -48,7 +48,7 @@ from proxy.protocol.errors import (
     UpstreamFailure,
     UpstreamTimeoutError,
 )
-from proxy.protocol.headers import route_lines, why_placed
+from proxy.protocol.headers import route_lines
 from proxy.protocol.names.session_names import bounded, of_tenant
 from proxy.protocol.names.stored_responses import HEAD_BYTES, may_be_stored, reference, stored_id
 from proxy.protocol.offloadable import asks_for_stream
@@ -526,8 +526,8 @@ class Exchange:
         route, owners = self.route, self.owners
         lines = b"X-Request-Id: %b\r\n" % self.request_id.encode()
         if route is not None and owners.options.shows_route:
-            why = why_placed(route.place, route.hit_tokens, route.prompt_tokens, route.reason)
-            lines += route_lines(route.decode.name, route.route_class, why)
+            why, tokens = (route.place, route.reason), (route.hit_tokens, route.prompt_tokens)
+            lines += route_lines(route.decode.name, route.route_class, *why, *tokens)
         if origins := owners.options.settings.cors_allowed_origins:
             lines += cors.lines(self.request.headers.get("Origin"), origins)
         return lines if owners.wants_keepalive else lines + CLOSE

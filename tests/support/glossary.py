@@ -57,8 +57,9 @@ SECTIONS: tuple[tuple[str, str, type[StrEnum]], ...] = (
     ),
     (
         "Busy answers",
-        "`error` of an `outcome` that is `rejected`, `reason` of `cache_proxy_rejected_total` and in the "
-        "answer, the first word of its `X-Cache-Proxy-Reason`. Its `check` is one of the first five.",
+        "`error` of an `outcome` that is `rejected`, `reason` of `cache_proxy_rejected_total` and "
+        "in the answer, the first word of its `X-Cache-Proxy-Reason`. `check` beside it is one of "
+        "the first five.",
         RejectReason,
     ),
     (

@@ -109,7 +109,7 @@ def test_why_it_ran_there(place: str, hit: int, prompt: int, said: str) -> None:
 
 
 def test_where_it_ran() -> None:
-    assert route_lines("i0", "WARM", "session") == (
+    assert route_lines("i0", "WARM", "home", "d_idle", 41_000, 43_000) == (
         b"X-Cache-Proxy-Instance: i0\r\nX-Cache-Proxy-Route: WARM\r\n"
-        b"X-Cache-Proxy-Reason: session\r\n"
+        b"X-Cache-Proxy-Reason: home 41k of 43k cached; d_idle\r\n"
     )

@@ -123,7 +123,7 @@ async def test_a_stream_comes_in_whole_events_and_chunks(tmp_path: Path) -> None
             b"X-Request-Id: ours",
             b"X-Cache-Proxy-Instance: " + lines.split(b"Instance: ")[1].split(b"\r\n")[0],
             b"X-Cache-Proxy-Route: WARM",
-            b"X-Cache-Proxy-Reason: below_threshold",
+            b"X-Cache-Proxy-Reason: only 0 of 7 cached; below_threshold",
         ]
 
 
