@@ -748,7 +748,7 @@ class Settings(Model):
         Option(
             FLEET, "Time between two health checks of an instance, varied by up to a fifth.", "s"
         ),
-    ] = 2.0
+    ] = 1.0
     health_timeout: Annotated[
         Seconds,
         Option(

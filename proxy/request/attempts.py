@@ -256,7 +256,6 @@ class Attempts:
             result = await owners.detached.keep(DetachedLeg(run, on_left, unwanted))
         except UpstreamFailure as failure:
             left = _left_by_cut(replies)
-            note_failure(self._record, leg.instance.name, str(failure))
             return PrefillFailed(fallback_of(failure), self.failure(failure), left)
         if isinstance(result, Edits):
             return result
@@ -272,7 +271,6 @@ class Attempts:
             return PrefillFailed(result)
         self.note_limit(limit.option, limit.seconds)
         late = f"no prefill in {limit.seconds:.3g} s"
-        note_failure(self._record, self._record.prefill_instance, f"{FailureKind.TIMEOUT}: {late}")
         return PrefillFailed(result, LegFailure(FailureKind.TIMEOUT, late), cut)
 
     def prefill_late(self) -> list[Action]:
@@ -296,6 +294,8 @@ class Attempts:
         owners, now_s = self._owners, self._owners.clock.now_s()
         if isinstance(result, PrefillFailed):
             self._edits = result.edits
+            said = [result.why, *([result.failure.detail] if result.failure else [])]
+            note_failure(self._record, self._record.prefill_instance, ": ".join(said))
             actions = self._flow.prefill_failed(result.why, now_s, result.failure, result.left)
         else:
             self._edits = result

@@ -10,6 +10,8 @@ from proxy.core.routing.router import Router
 from proxy.core.routing.waiting import Waiting
 from proxy.net.timeouts import Clock
 
+MODEL_CHARS = 100
+"""Most of a model's name that a line has."""
 LOOK_S = 0.5
 """How often is looked: so long after the first refusal its line comes."""
 _log = logging.getLogger(__name__)
@@ -49,7 +51,10 @@ class OverloadWatch:
     def _words(self, now_s: float) -> str:
         overload, reject = self._overload, self._overload.reject
         assert reject is not None
-        why = cause(reject, self._router.gate.thresholds(reject.model))
+        model, fleet = reject.model, self._router.fleet
+        is_one_of = len(fleet.models()) > 1 and fleet.serves(model)
+        limits = self._router.gate.thresholds(model)
+        why = cause(reject, limits, model[:MODEL_CHARS] if is_one_of else None)
         refused, longest_s = overload.refused_lately(now_s), overload.longest_s
         counted = f"{refused} refused in {WINDOW_S} s; longest wait {longest_s:.0f} s"
         return f"overload: {why}; {counted}"

@@ -174,7 +174,8 @@ async def test_a_failed_prefill_means_colocation(
     assert (record["outcome"], record["fallback"]) == ("ok", fallback), name
     assert record["route_class"] == "HEAVY_COLO"
     assert record["offload_decision_reason"] == "prefill_failed"
-    assert record["prefill_instance"] == "p"
+    assert (record["prefill_instance"], record["first_failed_instance"]) == ("p", "p")
+    assert record["first_failure"].startswith(fallback)
     served = [body for body in peer.d.posts if b"cache-proxy-release" not in body]
     assert b"kv_transfer_params" not in served[-1]
     assert proxy.metric("offload_fallbacks_total", reason=fallback) == 1
@@ -206,6 +207,7 @@ async def test_a_failed_transfer_means_colocation_on_d(
     peer.d = RawEngine(first, says(ANSWER))
     _, record = await peer.run()
     assert (record["fallback"], record["decode_instance"]) == (fallback, "d"), name
+    assert record["first_failed_instance"] == "d"
     assert record["offload_decision_reason"] == "transfer_failed"
     assert len(peer.d.posts) == posts
     assert b"kv_transfer_params" not in peer.d.posts[-1]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.admin import call
 from tests.support.harness import (
     ANSWER,
     RawEngine,
@@ -32,9 +31,8 @@ async def test_the_answer_says_why_this_instance(tmp_path: Path) -> None:
         found = re.fullmatch(r"home (\d+)k of (\d+)k cached; [a-z_]+", said[1])
         assert found is not None
         assert 0 < int(found[1]) <= int(found[2])
-        await call(
-            proxy, "DELETE", f"/instances/{first.headers['X-Cache-Proxy-Instance']}?drain=true"
-        )
+        now_s = proxy.server.state.clock.now_s()
+        proxy.router.gate.mark_busy(first.headers["X-Cache-Proxy-Instance"], now_s + 60)
         third = await proxy.post(chat(words(2000)), headers=SESSION)
         assert third.headers["X-Cache-Proxy-Reason"].startswith("home_away 0 of ")
         records = await proxy.records(3)

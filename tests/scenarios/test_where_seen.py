@@ -19,7 +19,8 @@ from tests.support.harness import ANSWER, RawEngine, ServedProxy, chat, plain, s
 WITHIN_S = 2.0
 """From the fault to its line: some ten times what it takes here."""
 LOOKS = {"health_interval": 0.1, "health_timeout": 0.2}
-"""The defaults are 2 s and 1 s."""
+"""The defaults are 1 s and 1 s."""
+MODELS = plain(b'{"data":[{"id":"sim-8b"}]}')
 PAGE = Path(__file__).parents[2] / "docs/operations.md"
 
 
@@ -117,6 +118,7 @@ async def wrong_key(folder: Path) -> AsyncIterator[ServedProxy]:
 @asynccontextmanager
 async def full(folder: Path) -> AsyncIterator[ServedProxy]:
     async with RawEngine(says(plain(b"{}", "503 Service Unavailable"))) as engine:
+        engine.other = MODELS
         instances = [f"a={engine.address}"]
         async with ServedProxy(folder / "log", instances, max_queue=0, **LOOKS) as proxy:
             await proxy.up()
@@ -128,6 +130,7 @@ async def full(folder: Path) -> AsyncIterator[ServedProxy]:
 @asynccontextmanager
 async def overload(folder: Path) -> AsyncIterator[ServedProxy]:
     async with RawEngine(stalls()) as engine:
+        engine.other = MODELS
         options = LOOKS | {"active_prefill_tokens_threshold": 0, "max_queue": 0}
         async with ServedProxy(folder / "log", [f"a={engine.address}"], **options) as proxy:
             await proxy.up()

@@ -83,16 +83,17 @@ class Overload:
             self._reject = reject
 
 
-def cause(reject: Reject, limits: Thresholds) -> str:
+def cause(reject: Reject, limits: Thresholds, model: str | None = None) -> str:
     """Why a request is refused: how many instances are past which check, with its limit.
 
-    `limits`: those in force for the request's model.
+    `limits`: those in force for the request's model. `model`: to be named, as there are others.
     """
+    serving = f"instances of {model}" if model else "instances"
     counts: dict[RejectReason, int] = {}
     for one in reject.past:
         counts[one.checks[0]] = counts.get(one.checks[0], 0) + 1
     known, total = sorted(counts.items(), key=lambda item: -item[1]), len(reject.past)
-    parts = [f"{count} of {total} instances {_past(check, limits)}" for check, count in known]
+    parts = [f"{count} of {total} {serving} {_past(check, limits)}" for check, count in known]
     if reject.reason is RejectReason.MEMORY:
         return "the proxy is short of memory (--max-memory-bytes)"
     return ", ".join(parts) or "every instance is busy"

@@ -16,7 +16,8 @@ from tests.proxy.state.test_queue import A, held, queued
 from tests.support.admin import call
 from tests.support.harness import chat, until
 
-CHECK = "1 of 1 instances past active_prefill_tokens 0"
+CHECK = "1 of 1 instances of sim-8b past active_prefill_tokens 0"
+"""The engine lists another model beside it."""
 MESSAGES = "/v1/messages"
 
 

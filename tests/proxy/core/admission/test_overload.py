@@ -36,6 +36,11 @@ def test_the_cause_names_the_check_and_its_limit(checks: tuple[R, ...], said: st
     assert cause(past(*checks), LIMITS) == said
 
 
+def test_the_model_is_named_where_there_are_others() -> None:
+    said = cause(past(R.DECODE_BLOCKS), LIMITS, "llama")
+    assert said == "1 of 1 instances of llama past active_decode_blocks 0.85"
+
+
 def test_a_limit_that_is_gone_is_not_named() -> None:
     assert cause(past(R.DECODE_BLOCKS), OFF) == "1 of 1 instances past active_decode_blocks"
 
