@@ -56,7 +56,7 @@ class Overload:
         if self.since_s is None:
             return False
         if now_s - self._last_s > WINDOW_S:
-            self.since_s = self._said_s = None
+            self.since_s = self._said_s = self._reject = None
             self._by_second.clear()
             return False
         said_s = self._said_s

@@ -74,8 +74,10 @@ def test_it_is_over_after_a_calm_and_begins_anew() -> None:
     assert not overload.look(None, 5.0 + WINDOW_S)
     assert overload.since_s == 5.0
     assert not overload.look(None, 5.5 + WINDOW_S)
+    overload.refused(Reject(R.QUEUE_FULL, 1), 30.0)
+    assert overload.reject == Reject(R.QUEUE_FULL, 1), "not what was behind the one before"
     overload.refused(past(R.HEAT_CAP), 30.0)
-    assert (overload.since_s, overload.total, overload.refused_lately(30.0)) == (30.0, 1, 1)
+    assert (overload.since_s, overload.total, overload.refused_lately(30.0)) == (30.0, 2, 2)
     assert overload.look(None, 30.0), "another overload has a line at once"
 
 
