@@ -73,6 +73,8 @@ class Instances:
         self.probe_wanted, self.trial_wanted = asyncio.Event(), asyncio.Event()
         """Set where an instance was added, or is in doubt: a probe or trial is due at once."""
         self._on_replay, self._on_removed = on_replay, on_removed
+        self._served: dict[str, frozenset[str]] = {}
+        """The models of each instance; if it has none of them any more, those that it had."""
         self._fleet_text, self._fleet_since_s = _FINE, 0.0
         self._suspects = Throttle()
 
@@ -117,6 +119,7 @@ class Instances:
         self.specs.pop(name, None)
         self.reports.pop(name, None)
         self.warnings.pop(name, None)
+        self._served.pop(name, None)
         if self._cards.pop(name, None) is not None:
             self._compare_cards()
         if (upstream := self.by_name.pop(name, None)) is not None:
@@ -177,12 +180,18 @@ class Instances:
             _log.warning("instance %s: %s", name, text)
 
     def note_models(self, name: str, models: Collection[str], wanted: str | None) -> None:
-        """Warn where an instance serves other models than the one that the options name."""
+        """Warn where an instance serves other models than it did, or than the options name."""
+        if name not in self.by_name:
+            return
         lacks = wanted is not None and wanted not in models
-        served = ", ".join(model[:_SHOWN] for model in sorted(models)[:_MOST_TOLD]) or "no model"
-        more_than = f" and {len(models) - _MOST_TOLD} more" if len(models) > _MOST_TOLD else ""
-        text = f"serves {served}{more_than}, not {wanted} (--model)"
+        text = f"serves {_named(models)}, not {wanted} (--model)"
         self.warn(name, "model", text if lacks else None)
+        before, now = self._served.get(name, frozenset()), frozenset(models)
+        is_other = bool(before) and before.isdisjoint(now)
+        text = f"serves {_named(now)}, where it served {_named(before)} before"
+        self.warn(name, "models served", text if is_other else None)
+        if not is_other:
+            self._served[name] = now
 
     def observe_cards(self, name: str, cards: Collection[Mapping[str, object]]) -> None:
         """Compare an instance's model cards with the others', and warn where they differ.
@@ -364,3 +373,9 @@ class Instances:
         if text != self._fleet_text:
             self._fleet_text, self._fleet_since_s = text, self.clock.now_s()
             _log.log(logging.INFO if text == _FINE else logging.WARNING, text)
+
+
+def _named(models: Collection[str]) -> str:
+    """A few models by name."""
+    shown = ", ".join(model[:_SHOWN] for model in sorted(models)[:_MOST_TOLD]) or "no model"
+    return f"{shown} and {len(models) - _MOST_TOLD} more" if len(models) > _MOST_TOLD else shown

@@ -287,6 +287,7 @@ class Exchange:
             return
         telemetry_record.note_facts(self.record, self.facts)
         fleet.reread_models()  # it may have been loaded since
+        self.owners.telemetry.unknown_model(model, fleet.models())
         raise UnknownModelError.of(model, fleet.models())
 
     async def _compare(self, answer: str, at: int) -> None:

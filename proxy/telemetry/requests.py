@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from proxy.core.admission.overload import Overload
 from proxy.core.placement.alternatives import PastChecks
@@ -21,7 +21,7 @@ DECISIONS_KEPT = 200
 REFUSED_KEPT = 50
 """Records of refused requests beside them: however many there are, they displace no placed one."""
 
-DETAIL_CHARS = 300
+DETAIL_CHARS, MODEL_SHOWN, MODELS_SHOWN = 300, 100, 3
 _NO_FAULT = frozenset({FailureKind.BUSY, FailureKind.NO_MODEL, FailureKind.TOO_LONG})
 """Kinds that are not logged: instances under load, and clients that ask for what there is not."""
 _log = logging.getLogger(__name__)
@@ -97,6 +97,10 @@ class RequestTelemetry:
         if route.mistake is not None:
             self._failures.note_mistake(route.mistake, self._now_s())
 
+    def unknown_model(self, model: str, known: Collection[str]) -> None:
+        """A request asks for a model that no instance serves. `known`: those that there are."""
+        self._failures.note_unknown(model, known, self._now_s())
+
     def failed(self, record: RequestRecord, kind: str, detail: str) -> None:
         """A request failed because of an instance, and will not be retried."""
         self._failures.note(record, kind, detail, self._now_s())
@@ -131,6 +135,14 @@ class FailureLog:
         if suppressed is not None:
             said = detail[:DETAIL_CHARS], record.request_id, more(suppressed)
             _log.warning("instance %s: %s: %s (request %s failed%s)", name, kind, *said)
+
+    def note_unknown(self, model: str, known: Collection[str], now_s: float) -> None:
+        """Log that requests for a model are refused; whatever models clients invent, one line."""
+        suppressed = self._throttle.turn("unknown model", now_s)
+        if suppressed is not None:
+            there = ", ".join(name[:MODEL_SHOWN] for name in sorted(known)[:MODELS_SHOWN])
+            said = model[:MODEL_SHOWN], there, more(suppressed)
+            _log.warning("requests for model '%s' are refused: known here are %s%s", *said)
 
     def note_mistake(self, mistake: str, now_s: float) -> None:
         """Log that a policy raised and the request was placed by load.

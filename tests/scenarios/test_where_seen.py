@@ -107,6 +107,20 @@ async def wrong_model(folder: Path) -> AsyncIterator[ServedProxy]:
 
 
 @asynccontextmanager
+async def other_model(folder: Path) -> AsyncIterator[ServedProxy]:
+    async with served(folder, 3) as (proxy, (a, *_)):
+        member = proxy.router.fleet.get("a")
+        a.other = MODELS
+        member.rereads_models = True
+        await until(lambda: member.models == {"sim-8b"}, "it serves one model")
+        await a.__aexit__()
+        await until(lambda: member.health.is_gone, "it is gone")
+        a.other = plain(b'{"data":[{"id":"other-7b"}]}')
+        await a.__aenter__()
+        yield proxy
+
+
+@asynccontextmanager
 async def wrong_key(folder: Path) -> AsyncIterator[ServedProxy]:
     async with RawEngine(says(ANSWER)) as good, RawEngine(says(ANSWER)) as keyed:
         keyed.other = plain(b"", "401 Unauthorized")
@@ -180,6 +194,7 @@ FAULTS: dict[str, Fault] = {
     "a wrong port": wrong_port,
     "a port of another server": other_server,
     "a wrong model": wrong_model,
+    "an engine comes back with another model": other_model,
     "a wrong key": wrong_key,
     "every engine is full": full,
     "overload: past a threshold": overload,
@@ -219,3 +234,14 @@ async def test_it_is_seen_within_two_seconds(
         except AssertionError:
             raise AssertionError(f"{broken}: {seen}; stderr {caplog.messages}") from None
         sys.stdout.write(f"{broken}: seen after {loop.time() - broken_s:.2f} s\n")
+
+
+async def test_a_model_that_nobody_serves_is_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One for all that clients invent, and it tells what there is."""
+    async with served(tmp_path, 1) as (proxy, _):
+        for number in range(3):
+            assert (await proxy.post(chat("x", model=f"gpt-{number}"))).status == 404
+    said = [message for message in caplog.messages if "requests for model" in message]
+    assert said == ["requests for model 'gpt-0' are refused: known here are m, sim-8b"]
