@@ -11,7 +11,7 @@ from proxy.core.placement.alternatives import PastChecks
 from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Reject
 from proxy.telemetry.access_log import AccessLog
-from proxy.telemetry.log import Throttle, more
+from proxy.telemetry.log import Throttle, more, printable
 from proxy.telemetry.metrics import NO_CHECK, Metrics
 from proxy.telemetry.record import RequestRecord, note_route
 from proxy.telemetry.request_log import RecordLog, RequestLog
@@ -141,7 +141,7 @@ class FailureLog:
         suppressed = self._throttle.turn("unknown model", now_s)
         if suppressed is not None:
             there = ", ".join(name[:MODEL_SHOWN] for name in sorted(known)[:MODELS_SHOWN])
-            said = model[:MODEL_SHOWN], there, more(suppressed)
+            said = printable(model[:MODEL_SHOWN]), printable(there), more(suppressed)
             _log.warning("requests for model '%s' are refused: known here are %s%s", *said)
 
     def note_mistake(self, mistake: str, now_s: float) -> None:
