@@ -17,6 +17,7 @@ from analysis.measures import METRICS, in_target_time
 from analysis.phases import phases_of, time_of
 from replayer.arguments import InputError
 
+Summarise = Callable[[Mapping[str, Any], list[dict[str, Any]]], dict[str, Any]]
 NEEDED_COLUMNS = ("request_id", "outcome", "sent_s", "end_s", "output_digest", "route_class")
 
 
@@ -38,17 +39,20 @@ class LoadedRun:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read `requests.jsonl`; raises RunError."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_bytes(path).splitlines(), start=1):
         try:
             rows.append(orjson.loads(line))
         except orjson.JSONDecodeError as error:
             raise RunError(f"{path}:{number}: must be one JSON object ({error})") from None
     return rows
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -64,11 +68,42 @@ def read_summary(path: Path) -> dict[str, Any]:
     return summary
 
 
-def load_run(folder: Path) -> LoadedRun:
-    """Read a run from the folder that `replay --out` wrote; raises RunError."""
-    summary = read_summary(folder / "summary.json")
-    rows = read_rows(folder / "requests.jsonl")
+def whole_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Read the rows of a run that was cut, and count the lines that are no whole row."""
+    lines = _bytes(path).splitlines()
+    rows = [row for row in map(_row, lines) if row is not None]
+    return sorted(rows, key=lambda row: row.get("sent_s") or 0.0), len(lines) - len(rows)
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) and row.get("outcome") else None
+
+
+def is_cut(summary: Mapping[str, Any]) -> bool:
+    """Whether a summary is that of a run which did not come to its end: it has only its facts."""
+    return "requests" not in summary and "run_id" in summary
+
+
+def load_run(folder: Path, summarise: Summarise) -> LoadedRun:
+    """Read a run from the folder that `replay --out` wrote; raises RunError.
+
+    `summarise` makes the summary of one that was killed, of the rows that it has left.
+    """
+    summary, rows = read_run(folder, summarise)
     return LoadedRun(str(folder), summary, table(rows, summary.get("time_scale", 1.0)))
+
+
+def read_run(folder: Path, summarise: Summarise) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Read a run's summary and its rows; raises RunError."""
+    summary, path = read_summary(folder / "summary.json"), folder / "requests.jsonl"
+    if not is_cut(summary):
+        return summary, read_rows(path)
+    rows, skipped = whole_rows(path)
+    return summarise(summary | {"rows_skipped": skipped}, rows), rows
 
 
 def table(measured: list[dict[str, Any]], time_scale: float = 1.0) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -104,6 +105,18 @@ def write_json(path: Path, document: Any) -> None:
     """Write an indented JSON file, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file whole, or leave it as it is; raises OSError."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.write_bytes(content)
+        new.replace(path)
+    except OSError:
+        with suppress(OSError):
+            new.unlink()
+        raise
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from analysis.report.page import write_html
 from analysis.report.summary import summarise
 from analysis.report.tables import print_report
-from analysis.runs import read_rows, read_summary, rows_of_log
+from analysis.runs import read_run, rows_of_log
 from replayer.arguments import InputError
 
 
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     elif not read.exists():
         raise InputError(f"{read}: neither the folder of a run nor a proxy's request log")
     else:
-        summary, rows = read_summary(read / "summary.json"), read_rows(read / "requests.jsonl")
+        summary, rows = read_run(read, summarise)
         html = options.html or read / "report.html"
     print_report(summary, console)
     try:

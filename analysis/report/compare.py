@@ -16,8 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.measures import METRICS, percentile
+from analysis.report.confounders import KINDS, confounders, has_same_text
+from analysis.report.summary import summarise
 from analysis.report.tables import milliseconds, print_table, time_scale
 from analysis.runs import LoadedRun, load_run
+from replayer.arguments import InputError, names
 
 RESAMPLES = 2000
 INTERVAL_PERCENT = 95
@@ -42,7 +45,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The paired requests of two runs; `different` lists the ids whose outputs differ."""
+    """The paired requests of two runs; `different` lists the ids whose outputs differ.
+
+    Outputs are compared only where both runs sent the same words (`has_same_text`).
+    """
 
     common: int
     only_a: int
@@ -50,6 +56,7 @@ class Comparison:
     comparable: int
     different: tuple[str, ...]
     differences: tuple[Difference, ...]
+    has_same_text: bool = True
 
     @property
     def identical(self) -> int:
@@ -61,6 +68,7 @@ def compare(a: LoadedRun, b: LoadedRun) -> Comparison:
     """Pair two runs by request id."""
     pairs = a.requests.merge(b.requests, on="request_id", suffixes=("_a", "_b"))
     ok = pairs[(pairs["outcome_a"] == "ok") & (pairs["outcome_b"] == "ok")]
+    alike = has_same_text(a.summary, b.summary)
     same = (ok["output_digest_a"] == ok["output_digest_b"]) | (
         ok["output_digest_a"].isna() & ok["output_digest_b"].isna()
     )
@@ -70,8 +78,9 @@ def compare(a: LoadedRun, b: LoadedRun) -> Comparison:
         only_a=len(a.requests) - len(pairs),
         only_b=len(b.requests) - len(pairs),
         comparable=len(ok),
-        different=tuple(ok.loc[~same, "request_id"].astype(str)),
+        different=tuple(ok.loc[~same, "request_id"].astype(str)) if alike else (),
         differences=tuple(one for one in found if one is not None),
+        has_same_text=alike,
     )
 
 
@@ -133,6 +142,9 @@ def print_comparison(result: Comparison, a: LoadedRun, b: LoadedRun, console: Co
         f"{result.comparable} ok in both",
         soft_wrap=True,
     )
+    if not result.has_same_text:
+        console.print("outputs are not compared: each run had words of its own", soft_wrap=True)
+        return
     console.print(
         f"identical output: {result.identical} of {result.comparable} requests", soft_wrap=True
     )
@@ -141,6 +153,14 @@ def print_comparison(result: Comparison, a: LoadedRun, b: LoadedRun, console: Co
         more = len(result.different) - SHOWN_IDS
         rest = f" and {more} more" if more > 0 else ""
         console.print(f"different output: {first}{rest}", soft_wrap=True, markup=False)
+
+
+def kinds(text: str) -> tuple[str, ...]:
+    """Read kinds of differences, joined by commas."""
+    for kind in (found := names(text)):
+        if kind not in KINDS:
+            raise argparse.ArgumentTypeError(f"must be of {', '.join(KINDS)}, not {kind!r}")
+    return found
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -152,11 +172,27 @@ def declare(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="exit status 1 unless both runs are ok on the same requests with the same output",
     )
+    parser.add_argument(
+        "--allow",
+        type=kinds,
+        default=(),
+        metavar="KIND,KIND",
+        help=f"compare runs that also differ in these: {', '.join(KINDS)}",
+    )
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Print the comparison; returns 1 where equal outputs are required and differ."""
-    a, b = load_run(options.a), load_run(options.b)
+    """Print the comparison; returns 1 where equal outputs are required and differ.
+
+    Raises InputError where the runs are no pair.
+    """
+    a, b = load_run(options.a, summarise), load_run(options.b, summarise)
+    found = confounders(a.summary, b.summary, (a.name, b.name))
+    if unallowed := [kind for kind in found if kind not in options.allow]:
+        said = "; ".join(one for kind in unallowed for one in found[kind])
+        raise InputError(f"no pair: {said} (--allow {','.join(found)} compares all the same)")
+    if options.require_identical and not has_same_text(a.summary, b.summary):
+        raise InputError("--require-identical: each run had words of its own; give replay --seed N")
     result = compare(a, b)
     print_comparison(result, a, b, console)
     equal = result.comparable == len(a.requests) == len(b.requests) and not result.different

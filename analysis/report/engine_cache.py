@@ -36,6 +36,7 @@ def engine_cache(read: Mapping[str, Any] | None) -> dict[str, Any]:
         "engines": {
             name: {"before": before[name], "after": after.get(name)} for name in sorted(before)
         },
+        "layouts": dict(read.get("layouts") or {}),
         "unread": unread,
         "during": {name: _total([one.get(name) for one in grown]) for name in COUNTERS},
         "engines_counted": len(grown),

@@ -28,7 +28,9 @@ from analysis.report.tables import (
     title,
     unit,
 )
+from analysis.report.verdict import verdict
 from analysis.runs import table
+from replayer.arguments import replace_file
 
 TEMPLATES = Environment(
     loader=PackageLoader("analysis", "report"),
@@ -42,8 +44,8 @@ PLOTLY_CONFIG = {"displaylogo": False, "displayModeBar": False}
 
 
 def write_html(path: Path, summary: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Write the page of a run; `rows` are those of `requests.jsonl`."""
-    path.write_text(page(summary, table(rows, time_scale(summary))), encoding="utf-8")
+    """Write the page of a run; `rows` are those of `requests.jsonl`. Raises OSError."""
+    replace_file(path, page(summary, table(rows, time_scale(summary))).encode())
 
 
 def page(summary: Mapping[str, Any], requests: pd.DataFrame) -> str:
@@ -56,6 +58,7 @@ def page(summary: Mapping[str, Any], requests: pd.DataFrame) -> str:
     ]
     return TEMPLATES.get_template("page.html").render(
         title=title(summary),
+        verdict=verdict(summary),
         setting=setting(summary),
         time_scale=time_scale(summary),
         unit=unit(summary),

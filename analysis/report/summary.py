@@ -14,6 +14,7 @@ from typing import Any
 from analysis import phases
 from analysis.measures import METRICS, Row, in_target_time, is_good, is_ok, samples_of, spread
 from analysis.report.engine_cache import engine_cache
+from analysis.report.verdict import known_by_counters, known_ratio
 
 LAG_LIMIT_S = 0.5  # above this p99 the load was not the trace's (AIPerf's limit, too)
 LENGTH_TOLERANCE = 0.1
@@ -26,10 +27,11 @@ def summarise(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     time_scale = facts.get("time_scale", 1.0)
     rows = in_target_time(rows, time_scale)
     facts = dict(facts)
-    counters = facts.pop("engine_counters", None)
+    counters = engine_cache(facts.pop("engine_counters", None))
     ok = [row for row in rows if is_ok(row)]
     sent = [row for row in rows if row.get("sent_s") is not None]
     duration_s = max((row["end_s"] for row in sent), default=0.0)
+    cache, known = _cache(sent, ok), known_ratio(sent)
     return {
         **facts,
         "time_scale": time_scale,
@@ -54,8 +56,11 @@ def summarise(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
         "slowest": phases.slowest(rows),
         "offload_policies": sorted(_counts(rows, "policy")),
         "offload_decision_reasons": _counts(rows, "offload_decision_reason"),
-        "cache": _cache(sent, ok),
-        "engine_cache": engine_cache(counters),
+        "cache": cache,
+        "engine_cache": counters,
+        "known_text_ratio": known_by_counters(cache, counters, len(sent))
+        if known is None
+        else known,
         "client": {
             "duration_s": duration_s / time_scale,
             "cpu_s": facts.get("client_cpu_s"),
@@ -136,6 +141,8 @@ def degraded(facts: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         found.append(f"schedule lag p99 {lag_p99:.3f} s is above {LAG_LIMIT_S} s")
     if facts.get("interrupted"):
         found.append(f"interrupted after {len(rows)} of {facts.get('planned')} requests")
+    if facts.get("rows_skipped"):
+        found.append(f"{facts['rows_skipped']} lines of requests.jsonl are no whole row")
     without = sum(row.get("completion_tokens") is None for row in ok)
     if without:
         found.append(f"{without} answers without usage: no TPOT, no token counts")
@@ -179,10 +186,14 @@ def _requests(rows: Sequence[Row], sent: Sequence[Row]) -> dict[str, Any]:
 
 def _goodput(sent: Sequence[Row], slo_s: Mapping[str, float], duration_s: float) -> dict[str, Any]:
     if not slo_s:
-        return {"slo": {}, "ratio_of_sent": None, "requests_per_s": None}
+        return {"slo": {}, "kept": {}, "ratio_of_sent": None, "requests_per_s": None}
     good = sum(is_good(row, slo_s) for row in sent)
     return {
         "slo": dict(slo_s),
+        "kept": {
+            name: _rate(sum(is_good(row, {name: limit}) for row in sent), len(sent))
+            for name, limit in slo_s.items()
+        },
         "ratio_of_sent": _rate(good, len(sent)),
         "requests_per_s": _rate(good, duration_s),
     }
@@ -199,8 +210,10 @@ def _cache(sent: Sequence[Row], ok: Sequence[Row]) -> dict[str, Any]:
     moved = [row for row in counted if row.get("prefill_instance") and "hit_tokens" in row]
     external = sum(max(0, row["cached_tokens"] - row["hit_tokens"]) for row in moved)
     cached, prompt = _total(counted, "cached_tokens"), _total(counted, "prompt_tokens")
+    told = [row for row in sent if row.get("ideal_hit_tokens") is not None]
+    length = sum(row.get("input_length") or row.get("prompt_tokens") or 0 for row in told)
     return {
-        "ideal_hit_ratio": _rate(_total(sent, "ideal_hit_tokens"), _total(sent, "input_length")),
+        "ideal_hit_ratio": _rate(_total(told, "ideal_hit_tokens"), length),
         "predicted_hit_ratio": _rate(_total(routed, "hit_tokens"), _total(routed, "isl_tokens")),
         "engine_hit_ratio": _rate(cached, prompt),
         "local_hit_ratio": _rate(cached - external, prompt) if routed else None,

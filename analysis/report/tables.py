@@ -9,6 +9,7 @@ from rich.table import Table
 
 from analysis.measures import METRICS, PERCENTS
 from analysis.phases import PHASES
+from analysis.report.verdict import BAD, DOUBTFUL, GOOD, verdict
 
 COLUMNS = ("mean", *(f"p{percent}" for percent in PERCENTS))
 FAILURES_AS_INF = "ttft_s_failures_as_inf"
@@ -25,10 +26,21 @@ CLASS_COLUMNS = (
 PREDICTED_HEAD = ("", "n", "predicted", "realised", "ratio p50", "ratio p90")
 SLOW_SHOWN = 3
 WHOLE_FROM_MS = 1000
+STYLES = {GOOD: "green", DOUBTFUL: "yellow", BAD: "bold red"}
 
 
 def print_report(summary: Mapping[str, Any], console: Console) -> None:
-    """Print a run's tables, facts and warnings."""
+    """Print the verdict on a run, then its tables, facts and warnings."""
+    judged = verdict(summary)
+    for at, line in enumerate(judged.lines):
+        head = "  " if at else "verdict: "
+        console.print(
+            f"{head}{line}",
+            style=STYLES[judged.level],
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     print_table(console, f"Latency of ok requests, {unit(summary)}", latency_table(summary))
     if summary.get("by_route_class"):
         print_table(console, f"By route class, {unit(summary)}", class_table(summary))
@@ -202,6 +214,7 @@ def setting(summary: Mapping[str, Any]) -> dict[str, str]:
         "model": summary.get("model"),
         "mode": f"{mode}{slots}" if mode else None,
         "speedup": _factor(summary.get("speedup")),
+        "seed": None if summary.get("seed") is None else f"{summary['seed']}",
         "time scale": None if scale == 1 else _factor(scale),
         "offload policy": ", ".join(summary.get("offload_policies") or ()),
     }

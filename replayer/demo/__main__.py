@@ -87,7 +87,8 @@ class Demo:
         """Arguments of `replay`: trace, pace, and the user's own."""
         # Trace and engines run at the same speed, and the report is in engine time.
         speed = str(self.options.speed)
-        pace = ("--speedup", speed, "--time-scale", speed)
+        # The same words in every demo: its engines are fresh, and two runs can be compared.
+        pace = ("--speedup", speed, "--time-scale", speed, "--seed", "0")
         return (str(Path(self.options.trace).resolve()), *pace, *self.options.replay)
 
     @contextmanager

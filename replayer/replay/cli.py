@@ -5,22 +5,29 @@ table library first.
 """
 
 import gc
+import secrets
 import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import orjson
 import uvloop
 from rich.console import Console
 
+from replayer.arguments import replace_file
 from replayer.replay.options import ReplayOptions, parse_options
-from replayer.replay.output import rows_of, run_facts, write_rows
+from replayer.replay.output import (
+    OutputError,
+    RunFolder,
+    rows_of,
+    run_facts,
+    write_rows,
+)
 from replayer.replay.plan import Plan, make_plan
 from replayer.replay.progress import Tally, shown
 from replayer.replay.run import Run, TargetError, run_blocking
@@ -29,6 +36,7 @@ from replayer.trace.rows import TraceError
 EXIT_FAILURES = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
+NEW_SEEDS = 1 << 31
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,30 +54,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BAD_INPUT
     try:
         return _replay(options, plan, console)
-    except TargetError as error:
+    except (TargetError, OutputError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
 
 
 def _replay(options: ReplayOptions, plan: Plan, console: Console) -> int:
-    tally = Tally(options.time_scale)
-    run = Run(options, plan.requests, uuid.uuid4().hex[:8], tally)
+    tally = Tally(options.time_scale, options.max_failures)
+    started_unix_s = datetime.now(UTC).timestamp()
+    folder = RunFolder(options, plan, started_unix_s, tally)
+    seed = secrets.randbelow(NEW_SEEDS) if options.seed is None else options.seed
+    run = Run(options, plan.requests, uuid.uuid4().hex[:8], folder, seed)
     # The trace lives as long as the run, so the garbage collector need not scan it.
     gc.collect()
     gc.freeze()
-    started_unix_s = datetime.now(UTC).timestamp()
     live = options.progress and console.is_terminal
     with shown(console, tally, len(plan.requests), live=live):
         finished = run_blocking(run, uvloop.new_event_loop)
     # The run has ended, perhaps by Ctrl-C: a second one must not lose the results.
     with sigint_ignored():
+        folder.close()
         rows = rows_of(run.results, options)
         facts = run_facts(run, plan, started_unix_s, finished=finished)
-        write_rows_and_report(options, facts, rows)
+        report(options, facts, rows, folder)
     if not finished:
         return EXIT_INTERRUPTED
     not_ok = sum(row["outcome"] != "ok" for row in rows)
-    return EXIT_FAILURES if not tally.sent_count or not_ok > options.max_failures else 0
+    bad = not tally.sent_count or not_ok > options.max_failures or run.stopped or folder.is_full
+    return EXIT_FAILURES if bad else 0
 
 
 @contextmanager
@@ -82,10 +94,10 @@ def sigint_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def write_rows_and_report(
-    options: ReplayOptions, facts: dict[str, Any], rows: list[dict[str, Any]]
+def report(
+    options: ReplayOptions, facts: dict[str, Any], rows: list[dict[str, Any]], folder: RunFolder
 ) -> None:
-    """Join the proxy's log, then write the three files and print the tables."""
+    """Join the proxy's log, print the tables, then write the three files."""
     from analysis.report.page import write_html
     from analysis.report.summary import summarise
     from analysis.report.tables import print_report
@@ -95,16 +107,23 @@ def write_rows_and_report(
         joined = join_proxy_log(rows, options.proxy_log, time.sleep)
         facts["proxy_log_missing"], facts["proxy_log_problem"] = joined
     summary = summarise(facts, rows)
-    write_rows(options.out / "requests.jsonl", rows)
-    write_summary(options.out / "summary.json", summary)
+    console, out = Console(), options.out
+    print_report(summary, console)
+    document = orjson.dumps(summary, option=orjson.OPT_INDENT_2)
+    writes: dict[str, Callable[[], None]] = {
+        "requests.jsonl": lambda: write_rows(out / "requests.jsonl", rows),
+        "summary.json": lambda: replace_file(out / "summary.json", document),
+    }
     if options.report:
-        write_html(options.out / "report.html", summary, rows)
-    print_report(summary, Console())
-
-
-def write_summary(path: Path, summary: dict[str, Any]) -> None:
-    """Write `summary.json`."""
-    path.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+        writes["report.html"] = lambda: write_html(out / "report.html", summary, rows)
+    for name, write in writes.items():
+        told = "written"
+        try:
+            write()
+        except OSError as error:
+            folder.failed(name, error)
+            told = f"not written whole ({error.strerror or error})"
+        console.print(f"{told}: {out / name}", soft_wrap=True, markup=False, highlight=False)
 
 
 if __name__ == "__main__":

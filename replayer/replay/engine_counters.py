@@ -34,6 +34,9 @@ OF_PROXY = {
     "local_hits": "cache_proxy_prefix_cache_hits",
     "external_in_place": "cache_proxy_external_prefix_cache_hits",
 }
+_CONFIG = "vllm:cache_config_info{"
+_SIZES = re.compile(r'[{,](num_gpu_blocks|block_size)="(\d{1,18})"')
+CONFIG_CHARS = 8192
 _UPSTREAM = re.compile(r'upstream="([^"]*)"')
 
 Counters = dict[str, float]
@@ -53,6 +56,13 @@ def engine_counters(exposition: str) -> Counters:
     if found["local_queries"] is None and found["external_queries"] is None:
         return {}
     return {counter: value for counter, value in found.items() if value is not None}
+
+
+def layout(exposition: str) -> str:
+    """Return the size of one engine's KV in words; empty where it does not tell it."""
+    info = next((line for line in exposition.splitlines() if line.startswith(_CONFIG)), "")
+    found = dict(_SIZES.findall(info[:CONFIG_CHARS]))
+    return f"{found['num_gpu_blocks']} blocks of {found['block_size']}" if len(found) > 1 else ""
 
 
 def proxy_counters(exposition: str) -> dict[str, Counters]:
@@ -82,12 +92,14 @@ def _samples(exposition: str, prefixes: tuple[str, ...]) -> Iterable[tuple[str, 
 class EngineCounters:
     """Both readings of a run, by engine; `unread`: the reason, for each that gave none.
 
+    `layouts`: the size of each engine's KV, of those that tell it.
     `source`: whose /metrics were read, the engines' or the proxy's; None: nobody's.
     """
 
     source: str | None = None
     before: dict[str, Counters] = field(default_factory=dict)
     after: dict[str, Counters] = field(default_factory=dict)
+    layouts: dict[str, str] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
 
@@ -142,6 +154,8 @@ class CounterReader:
                 for name, url in self._urls.items()
             }
         read = {name: engine_counters(task.result()) for name, task in tasks.items()}
+        told = {name: layout(task.result()) for name, task in tasks.items()}
+        self.counters.layouts |= {name: one for name, one in told.items() if one}
         for name in read:
             if not read[name]:
                 self.counters.unread.setdefault(name, "no prefix cache counters in its /metrics")

@@ -55,7 +55,7 @@ class ReplayOptions:
     limit: int | None
     max_input_tokens: int | None
     max_output_tokens: int | None
-    seed: int
+    seed: int | None
     out: Path
     proxy_log: Path | None
     slo_s: dict[str, float]
@@ -150,9 +150,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="replay",
         description="Replay a trace against a proxy or one engine and report TTFT, TPOT and E2E. "
-        "Exit status: 0 all requests ok (see --max-failures), 1 failures or nothing sent, "
-        "2 bad input or a target that cannot be reached, 130 interrupted (what was measured is "
-        "written).",
+        "Exit status: 0 all requests ok (see --max-failures), 1 failures, nothing sent or results "
+        "that cannot be written, 2 bad input or a target that cannot be reached, 130 interrupted "
+        "(what was measured is written).",
         formatter_class=Formatter,
     )
     parser.add_argument("trace", type=Path, help="trace file, one request per line, plain or gzip")
@@ -219,7 +219,10 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         help="end a session before its first longer prompt")  # fmt: skip
     add("--max-output", dest="max_output_tokens", type=positive_count, metavar="TOKENS",
         help="cut longer answers")  # fmt: skip
-    add("--seed", type=count, default=0, help="seed of the sample and of the prompts' words")
+    add("--seed", type=count, metavar="N",
+        help="fix the sample and the prompts' words, and send literal text as it stands, so that "
+        "a run can be repeated on fresh engines (default: sample 0, and new words in every run: "
+        "engines that have served the trace before do not know them)")  # fmt: skip
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
@@ -233,7 +236,8 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         "ttft:2,tpot:0.05")  # fmt: skip
     add("--max-failures", type=count, default=0,
         help="highest number of requests not ok (rejected, failed, skipped) that still gives exit "
-        "status 0 (default: 0)")  # fmt: skip
+        "status 0; with more, and none ok among the first answers, the run stops "
+        "(default: 0)")  # fmt: skip
     add("--save-text", action="store_true",
         help="keep the answers' text in requests.jsonl, not only its hash")  # fmt: skip
     add("--no-progress", dest="progress", action="store_false", help="no live display")

@@ -1,35 +1,151 @@
 """The results of a run: rows for `requests.jsonl`, and facts about the run for the summary.
 
+Rows are appended as requests end, behind the facts of the run, so that a run that is killed or
+meets a full disk leaves what it has measured. At the end the whole takes their place.
+
 Times in a row are real seconds from the origin of the run, whatever `--time-scale` is; null means
 unknown or that it did not happen.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from replayer.arguments import replace_file
 from replayer.replay.client import ReplayOutcome, TimedExchange
 from replayer.replay.options import ReplayOptions
-from replayer.replay.plan import Plan, ideal_hits
+from replayer.replay.plan import IdealCache, Plan, digest
+from replayer.replay.progress import Tally
 from replayer.replay.run import Result, Run
+from replayer.trace.loaders import TraceRequest
 
-INSTANCE, ROUTE, REASON = (f"X-Cache-Proxy-{name}" for name in ("Instance", "Route", "Reason"))
+ROUTE_HEADERS = {
+    "instance": "X-Cache-Proxy-Instance",
+    "route_class": "X-Cache-Proxy-Route",
+    "offload_decision_reason": "X-Cache-Proxy-Reason",
+}
+SETTINGS = ("endpoint", "chat", "prompt", "think_cap_s", "ramp_s")
+"""Options that change what is sent, or when."""
 GAPS = "itl_s"  # in the rows for the summary, but too long for the file
+
+
+class OutputError(Exception):
+    """The folder of a run cannot be written; the text is one line for the user."""
+
+
+class RunFolder:
+    """The folder of a run while it goes on; `tally` is told what happens."""
+
+    def __init__(
+        self, options: ReplayOptions, plan: Plan, started_unix_s: float, tally: Tally
+    ) -> None:
+        """Open nothing yet: what was there before stays until the run begins."""
+        self._options, self._plan, self._tally = options, plan, tally
+        self._started_unix_s = started_unix_s
+        self._ideal = IdealCache()
+        self._shares: dict[str, float] = {}
+        self._file = -1
+        self.is_full = False
+        """A write has failed, and that was said."""
+
+    def begun(self, run: Run) -> None:
+        """Write the facts, begin the rows; raises OutputError."""
+        out = self._options.out
+        facts = run_facts(run, self._plan, self._started_unix_s, finished=False)
+        try:
+            (out / "report.html").unlink(missing_ok=True)
+            replace_file(out / "summary.json", orjson.dumps(facts, option=orjson.OPT_INDENT_2))
+            self._file = os.open(
+                out / "requests.jsonl", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666
+            )
+        except OSError as error:
+            raise OutputError(f"--out {out}: {error.strerror}") from None
+
+    def due(self, request: TraceRequest) -> None:
+        """Note how much of a prompt an ideal cache would have, in the order of the schedule."""
+        self._shares[request.request_id] = self._ideal.add(request)
+
+    def sent(self) -> None:
+        """Tell the tally."""
+        self._tally.sent()
+
+    def ended(self, result: Result) -> str | None:
+        """Append the row of a request; returns why the run should end, if it should."""
+        if not self.is_full:
+            share = self._shares.get(result.request.request_id)
+            self._append(_line(row_of(result, share, save_text=self._options.save_text)))
+        return self._tally.ended(result)
+
+    def _append(self, line: bytes) -> None:
+        """Write a whole line or none: one that is cut would spoil the next one too."""
+        written = 0
+        try:
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+        except OSError as error:
+            self.failed("requests.jsonl", error)
+            with suppress(OSError):  # of a device
+                os.ftruncate(self._file, os.lseek(self._file, 0, os.SEEK_CUR) - written)
+
+    def failed(self, name: str, error: OSError) -> None:
+        """Say on stderr that a file cannot be written, for the first one."""
+        if not self.is_full:
+            said = f"replay: {self._options.out / name}: {error.strerror or error}"
+            sys.stderr.write(f"{said}\n")
+        self.is_full = True
+
+    def close(self) -> None:
+        """End the rows."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 def rows_of(results: Sequence[Result], options: ReplayOptions) -> list[dict[str, Any]]:
     """Make one row per result, in the order of sending; skipped ones last."""
     sent = [result for result in results if result.exchange is not None]
     sent.sort(key=lambda result: result.exchange.sent_s if result.exchange else 0.0)
-    hits = ideal_hits(result.request for result in sent)
-    rest = [result for result in results if result.exchange is None]
-    return [_row(result, hits, save_text=options.save_text) for result in (*sent, *rest)]
+    cache, rows = IdealCache(), []
+    for at, result in enumerate(sent):
+        row = row_of(result, cache.share(result.request), save_text=options.save_text)
+        if (row["cached_tokens"] or 0) > (row["ideal_hit_tokens"] or 0):
+            under_way = [other.request for other in _under_way(sent, at)]
+            share = cache.share(result.request, under_way)
+            row["possible_hit_tokens"] = _tokens(result, share)
+        cache.add(result.request)
+        rows.append(row)
+    rest = (result for result in results if result.exchange is None)
+    return [*rows, *(row_of(result, None, save_text=False) for result in rest)]
 
 
-def _row(result: Result, hits: dict[str, int], *, save_text: bool) -> dict[str, Any]:
+def _under_way(sent: Sequence[Result], at: int) -> Iterable[Result]:
+    """Yield what was sent between a request and its first token: an engine may take it first."""
+    exchange = sent[at].exchange
+    assert exchange is not None
+    first_s = exchange.stream.first_token_s
+    until_s = exchange.end_s if first_s is None else first_s
+    for other in sent[at + 1 :]:
+        if other.exchange is None or other.exchange.sent_s > until_s:
+            return
+        yield other
+
+
+def _tokens(result: Result, share: float | None) -> int | None:
+    """Return a share of a prompt in tokens: the trace's, or the target's of a literal one."""
+    tokens = result.request.input_tokens
+    if tokens is None and result.exchange is not None:
+        tokens = result.exchange.stream.prompt_tokens
+    return None if tokens is None or share is None else round(share * tokens)
+
+
+def row_of(result: Result, share: float | None, *, save_text: bool) -> dict[str, Any]:
+    """Make the row of a result; `share`: of its prompt that an ideal cache would have."""
     request = result.request
     row: dict[str, Any] = {
         "request_id": request.request_id,
@@ -40,7 +156,7 @@ def _row(result: Result, hits: dict[str, int], *, save_text: bool) -> dict[str, 
         "intended_s": result.intended_s,
         "input_length": request.input_tokens,
         "output_length": request.output_tokens,
-        "ideal_hit_tokens": hits.get(request.request_id),
+        "ideal_hit_tokens": _tokens(result, share),
     }
     if result.exchange is not None:
         row |= _seen(result.exchange)
@@ -71,19 +187,7 @@ def _seen(exchange: TimedExchange) -> dict[str, Any]:
         "max_gap_s": max(exchange.gaps_s, default=None),
         "output_digest": exchange.digest,
         GAPS: exchange.gaps_s,
-        **_placed(exchange.headers),
-    }
-
-
-def _placed(headers: Mapping[str, str]) -> dict[str, str | None]:
-    """Where the proxy says that it placed the request: of its reasons the last, of the offload."""
-    instance, reason = headers.get(INSTANCE), headers.get(REASON)
-    is_placed = instance is not None and reason is not None
-    return {
-        "instance": instance,
-        "route_class": headers.get(ROUTE),
-        "offload_decision_reason": reason.rpartition("; ")[2] if is_placed and reason else None,
-    }
+    } | {name: exchange.headers.get(header) for name, header in ROUTE_HEADERS.items()}
 
 
 def run_facts(run: Run, plan: Plan, started_unix_s: float, *, finished: bool) -> dict[str, Any]:
@@ -97,12 +201,17 @@ def run_facts(run: Run, plan: Plan, started_unix_s: float, *, finished: bool) ->
         "concurrency": options.concurrency if options.mode == "sessions" else None,
         "speedup": options.speedup,
         "time_scale": options.time_scale,
-        "seed": options.seed,
+        "seed": run.seed,
+        "seed_is_given": options.seed is not None,
         "run_id": run.run_id,
+        "plan_digest": digest(plan.requests),
+        "settings": {name: getattr(options, name) for name in SETTINGS}
+        | {"retry_503": "backoff" if options.retry_503.is_backoff else options.retry_503.most},
         "started_unix_s": started_unix_s,
         "notes": list(plan.notes),
         "planned": len(plan.requests),
         "interrupted": not finished,
+        "stopped": run.stopped,
         "client_cpu_s": run.cpu_s,
         "slo_s": options.slo_s,
         "engine_counters": asdict(run.engine_counters),
@@ -110,8 +219,10 @@ def run_facts(run: Run, plan: Plan, started_unix_s: float, *, finished: bool) ->
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write `requests.jsonl`."""
-    with path.open("wb") as file:
-        for row in rows:
-            kept = {name: value for name, value in row.items() if name != GAPS}
-            file.write(orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE))
+    """Write `requests.jsonl` whole; raises OSError, and then what it had stays."""
+    replace_file(path, b"".join(map(_line, rows)))
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    kept = {name: value for name, value in row.items() if name != GAPS}
+    return orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE)

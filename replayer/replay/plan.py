@@ -8,10 +8,15 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import orjson
+import xxhash
+
 from replayer.replay.options import ReplayOptions, SessionSample
 from replayer.replay.schedule import check_order, units
-from replayer.trace.loaders import TraceRequest, read_trace
-from replayer.trace.rows import TraceError
+from replayer.trace.loaders import TraceRequest, block_ids, read_trace
+from replayer.trace.rows import Runs, TraceError
+
+LITERAL_BLOCK_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,29 +28,89 @@ class Plan:
     ideal_hit_ratio: float | None
 
 
-def ideal_hits(requests: Iterable[TraceRequest]) -> dict[str, int]:
-    """Count the prompt tokens each request could find in one cache that never evicts.
+class IdealCache:
+    """One cache that never evicts, and what each request finds in it.
 
-    Requests are taken in the order given; a hit is a leading block that came before.
+    Of a literal prompt, whose tokens nobody has counted, the blocks are pieces of its text.
     """
-    seen: set[int] = set()
-    hits: dict[str, int] = {}
-    for request in requests:
+
+    def __init__(self) -> None:
+        """Start with nothing in it."""
+        self._seen: set[int] = set()
+
+    def add(self, request: TraceRequest) -> float:
+        """Put a request's blocks into the cache; returns the share of its prompt that was there."""
+        found = self.share(request)
+        for start, count in runs_of(request):
+            self._seen.update(range(start, start + count))
+        return found
+
+    def share(self, request: TraceRequest, under_way: Sequence[TraceRequest] = ()) -> float:
+        """Return the share of a prompt that is there: leading blocks that came before.
+
+        `under_way`: requests that came later, but whose blocks may be there too.
+        """
+        later = {block for other in under_way for block in block_ids(runs_of(other))}
         blocks = 0
-        for start, count in request.runs:
-            run = range(start, start + count)
-            found = count if seen.issuperset(run) else _leading(run, seen)
+        for start, count in runs_of(request):
+            found = self._leading(range(start, start + count), later)
             blocks += found
             if found < count:
                 break
-        for start, count in request.runs:
-            seen.update(range(start, start + count))
-        hits[request.request_id] = min(blocks * request.block_tokens, request.input_tokens or 0)
-    return hits
+        if is_literal(request):
+            return blocks * LITERAL_BLOCK_BYTES / max(1, len(literal_text(request)))
+        tokens = request.input_tokens or 0
+        return min(blocks * request.block_tokens, tokens) / max(1, tokens)
+
+    def _leading(self, run: range, later: set[int]) -> int:
+        seen = self._seen
+        if seen.issuperset(run):
+            return len(run)
+        absent = (at for at, block in enumerate(run) if block not in seen and block not in later)
+        return next(absent, len(run))
 
 
-def _leading(run: range, seen: set[int]) -> int:
-    return next((index for index, block in enumerate(run) if block not in seen), len(run))
+def ideal_hits(requests: Iterable[TraceRequest]) -> dict[str, int]:
+    """Count the prompt tokens each request could find in one cache that never evicts.
+
+    Requests are taken in the order given. Those of unknown length have none.
+    """
+    cache = IdealCache()
+    return {one.request_id: round(cache.add(one) * (one.input_tokens or 0)) for one in requests}
+
+
+def is_literal(request: TraceRequest) -> bool:
+    """Whether a request has its text, and not the ids of its blocks."""
+    return request.messages is not None or request.prompt is not None
+
+
+def literal_text(request: TraceRequest) -> bytes:
+    """Return the text of a literal prompt, such that a longer conversation begins alike."""
+    if request.messages is not None:
+        return orjson.dumps(list(request.messages)).removesuffix(b"]")
+    return (request.prompt or "").encode()
+
+
+def runs_of(request: TraceRequest) -> Runs:
+    """Return a request's blocks; of a literal prompt, those of its text."""
+    if not is_literal(request):
+        return request.runs
+    text, before, ids = literal_text(request), b"", []
+    for at in range(0, len(text) // LITERAL_BLOCK_BYTES * LITERAL_BLOCK_BYTES, LITERAL_BLOCK_BYTES):
+        before = xxhash.xxh3_64_digest(before + text[at : at + LITERAL_BLOCK_BYTES])
+        ids.append(int.from_bytes(before, "big"))
+    return tuple((block, 1) for block in ids)
+
+
+def digest(requests: Iterable[TraceRequest]) -> str:
+    """Return what tells one selection of requests and its schedule from every other."""
+    found = xxhash.xxh3_64()
+    for one in requests:
+        times = (one.arrival_s, one.delay_s, one.wait_for, one.session_id)
+        sizes = (one.input_tokens, one.output_tokens, one.block_tokens, one.runs)
+        found.update(repr((one.request_id, times, sizes)).encode())
+        found.update(literal_text(one) if is_literal(one) else b"")
+    return found.hexdigest()
 
 
 def ideal_ratio(requests: Sequence[TraceRequest]) -> float | None:
@@ -60,7 +125,7 @@ def make_plan(options: ReplayOptions) -> Plan:
     requests = list(_in_window(read_trace(options.trace, options.format), options.window_s))
     whole, total = ideal_ratio(requests), len(requests)
     if options.sample is not None:
-        requests = _sampled(requests, options.sample, options.seed)
+        requests = _sampled(requests, options.sample, options.seed or 0)
         notes.append(f"sampled {len(requests)} of {total} requests in whole sessions")
     if options.max_input_tokens is not None:
         before = len(requests)

@@ -9,11 +9,12 @@ is the beginning of its own block. No tokenizer, network or clock is used here.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from itertools import accumulate, pairwise
+from typing import Any
 
 import orjson
 
@@ -146,13 +147,17 @@ def _next_cuts(previous: TraceRequest, inherited: Cuts, request: TraceRequest) -
 
 @dataclass(frozen=True, slots=True)
 class BodyForm:
-    """Form of a request: endpoint chat or completions, chat turns or flat, prompt words or ids."""
+    """Form of a request: endpoint chat or completions, chat turns or flat, prompt words or ids.
+
+    `salt`: what stands in front of all literal text, so that no engine knows it from another run.
+    """
 
     model: str
     endpoint: str = "chat"
     chat: str = "turns"
     prompt: str = "words"
     seed: int = 0
+    salt: str = ""
 
 
 class PromptWriter:
@@ -184,17 +189,19 @@ class PromptWriter:
     def _prompt(self, request: TraceRequest) -> bytes:
         if request.messages is not None:
             contents = [str(message.get("content") or "") for message in request.messages]
-            return orjson.dumps("\n".join(contents))
+            return orjson.dumps(self._form.salt + "\n".join(contents))
         if request.prompt is not None:
-            return orjson.dumps(request.prompt)
+            return orjson.dumps(self._form.salt + request.prompt)
         text = self._segment(request, block_ids(request.runs), 0, request.input_tokens or 0)
         return b"[" + text + b"]" if self._ids else b'"' + text + b'"'
 
     def _messages(self, request: TraceRequest) -> bytes:
         if request.messages is not None:
-            return orjson.dumps(list(request.messages))
+            first, *rest = request.messages
+            return orjson.dumps([_salted(first, self._form.salt), *rest])
         if request.prompt is not None:
-            return orjson.dumps([{"role": "user", "content": request.prompt}])
+            content = self._form.salt + request.prompt
+            return orjson.dumps([{"role": "user", "content": content}])
         ids = block_ids(request.runs)
         length = request.input_tokens or 0
         bounds = (0, *self._cuts.get(request.request_id, ()), length)
@@ -207,3 +214,13 @@ class PromptWriter:
 
     def _segment(self, request: TraceRequest, ids: list[int], start: int, end: int) -> bytes:
         return self._text.span(ids, request.block_tokens, start, end)
+
+
+def _salted(message: Mapping[str, Any], salt: str) -> Mapping[str, Any]:
+    """Put the salt in front of a message's text, which may be in parts."""
+    content = message.get("content")
+    if not salt or not isinstance(content, str | list | None):
+        return message
+    if isinstance(content, list):
+        return {**message, "content": [{"type": "text", "text": salt}, *content]}
+    return {**message, "content": salt + (content or "")}

@@ -35,6 +35,7 @@ from replayer.trace.loaders import TraceRequest
 LEAD_S = 0.02
 UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 HEADER_CHARS = 96
+SHOWN_MODELS = 5
 MODELS_TIMEOUT_S = 15.0  # longer than the connect timeout
 UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
@@ -56,11 +57,21 @@ class Result:
 class RunObserver(Protocol):
     """Observer of a run's requests."""
 
+    def begun(self, run: "Run") -> None:
+        """Called once, before the first request; what it raises ends the run."""
+
+    def due(self, request: TraceRequest) -> None:
+        """Called shortly before a request is sent."""
+
     def sent(self) -> None:
         """Called when a request is sent."""
 
-    def ended(self, result: Result) -> None:
-        """Called when a request has ended or was skipped."""
+    def ended(self, result: Result) -> str | None:
+        """Called when a request has ended or was skipped; a reason that it returns ends the run."""
+
+
+class _Stop(Exception):  # noqa: N818 - it is no error
+    """The run is to end now."""
 
 
 def header_safe(name: str) -> str:
@@ -77,10 +88,13 @@ class Run:
     requests: Sequence[TraceRequest]
     run_id: str
     watcher: RunObserver
+    seed: int = 0
     results: list[Result] = field(default_factory=list)
     origin_s: float = field(default_factory=time.monotonic)
     cpu_s: float = 0.0
     model: str | None = None
+    served: tuple[str, ...] = ()
+    stopped: str | None = None
     engine_counters: EngineCounters = field(default_factory=EngineCounters)
 
     def clock(self) -> float:
@@ -90,13 +104,14 @@ class Run:
     async def execute(self) -> None:
         """Send all requests; raises TargetError, only before the first request."""
         async with open_session() as session:
-            self.model = await model_of(session, self.options)
+            self.model, self.served = await model_of(session, self.options)
             form = BodyForm(
                 model=self.model,
                 endpoint=self.options.endpoint,
                 chat=self.options.chat,
                 prompt=self.options.prompt,
-                seed=self.options.seed,
+                seed=self.seed,
+                salt=f"[run {self.run_id}]\n" if self.options.seed is None else "",
             )
             path = "chat/completions" if form.endpoint == "chat" else "completions"
             client = Client(
@@ -105,7 +120,7 @@ class Run:
                     url=f"{self.options.target}/v1/{path}",
                     timeout_s=self.options.request_timeout_s,
                     retries=self.options.retry_503,
-                    seed=self.options.seed,
+                    seed=self.seed,
                 ),
                 self.clock,
             )
@@ -115,6 +130,7 @@ class Run:
             self.engine_counters = reader.counters
             await reader.read_before()
             driver = ReplayDriver(self, client, PromptWriter(form, self.requests))
+            self.watcher.begun(self)
             cpu_s = time.process_time()
             self.origin_s = time.monotonic()
             try:
@@ -145,13 +161,16 @@ class ReplayDriver:
         self._wake = asyncio.Event()
 
     async def drive(self, pace: Pace) -> None:
-        """Send every request of the schedule and wait until all have ended."""
-        async with asyncio.TaskGroup() as group:
-            while not pace.finished:
-                for due in pace.take_due(self._run.clock() + LEAD_S):
-                    group.create_task(self._one(due, pace))
-                self._wake.clear()
-                await self._wait(pace.next_due_s())
+        """Send every request of the schedule and wait until all have ended, or are stopped."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                while not pace.finished:
+                    for due in pace.take_due(self._run.clock() + LEAD_S):
+                        group.create_task(self._one(due, pace))
+                    self._wake.clear()
+                    await self._wait(pace.next_due_s())
+        except* _Stop:
+            pass
 
     async def _wait(self, due_s: float | None) -> None:
         """Wait until the next request is due, or one has ended and may make another due."""
@@ -164,6 +183,7 @@ class ReplayDriver:
         request = due.request
         sent_as = f"{header_safe(request.request_id)}.{self._run.run_id}"
         call = Call(self._writer.body(request), self._headers(request, sent_as))
+        self._run.watcher.due(request)
         await asyncio.sleep(due.intended_s - self._run.clock())
         exchange = self._client.open_exchange()
         self._run.watcher.sent()
@@ -171,6 +191,8 @@ class ReplayDriver:
             await self._client.run(call, exchange)
         finally:
             self._note(Result(request, sent_as, due.intended_s, exchange))
+        if self._run.stopped:
+            raise _Stop
         ok = exchange.outcome is ReplayOutcome.OK
         for skipped in pace.finish(request.request_id, exchange.end_s, ok=ok):
             self._note(Result(skipped, None, None, None))
@@ -178,7 +200,10 @@ class ReplayDriver:
 
     def _note(self, result: Result) -> None:
         self._run.results.append(result)
-        self._run.watcher.ended(result)
+        run = self._run
+        reason = run.watcher.ended(result)
+        if reason is not None and run.stopped is None:
+            run.stopped = reason + _other_models(run.model, run.served)
 
     def _headers(self, request: TraceRequest, sent_as: str) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "X-Request-ID": sent_as}
@@ -187,13 +212,25 @@ class ReplayDriver:
         return headers | authorization(self._run.options)
 
 
+def _other_models(model: str | None, served: Sequence[str]) -> str:
+    """Say what a target serves that does not name the model; empty if that is unknown."""
+    if not served or model in served:
+        return ""
+    more = ", ..." if len(served) > SHOWN_MODELS else ""
+    return f"; the target serves {', '.join(served[:SHOWN_MODELS])}{more}, not {model}"
+
+
 def authorization(options: ReplayOptions) -> dict[str, str]:
     """Return the header that carries the API key, if there is one."""
     return {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
 
 
-async def model_of(session: aiohttp.ClientSession, options: ReplayOptions) -> str:
-    """Return the model to ask for: the one given, or the target's first; raises TargetError.
+async def model_of(
+    session: aiohttp.ClientSession, options: ReplayOptions
+) -> tuple[str, tuple[str, ...]]:
+    """Return the model to ask for, and those that the target names; raises TargetError.
+
+    It is the one given, or the target's first.
 
     The target is asked in both cases, so that an unreachable one ends the run before it begins.
     """
@@ -207,7 +244,12 @@ async def model_of(session: aiohttp.ClientSession, options: ReplayOptions) -> st
         seen = "no answer in time"
     except (aiohttp.ClientError, OSError) as error:
         seen = explain(error)
-    return options.model or _first_model(options.target, answer, seen)
+    names = _names(answer)
+    if not options.model and not names:
+        raise TargetError(
+            f"--target {options.target}: GET /v1/models names no model ({seen}); give --model"
+        )
+    return options.model or names[0], names
 
 
 async def _models(session: aiohttp.ClientSession, options: ReplayOptions) -> tuple[bytes, str]:
@@ -216,13 +258,12 @@ async def _models(session: aiohttp.ClientSession, options: ReplayOptions) -> tup
         return await response.read(), f"status {response.status}"
 
 
-def _first_model(target: str, answer: bytes, seen: str) -> str:
+def _names(answer: bytes) -> tuple[str, ...]:
+    """Read the ids of a list of models; empty if it is none."""
     try:
-        return str(orjson.loads(answer)["data"][0]["id"])
-    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
-        raise TargetError(
-            f"--target {target}: GET /v1/models names no model ({seen}); give --model"
-        ) from None
+        return tuple(str(one["id"]) for one in orjson.loads(answer)["data"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return ()
 
 
 def run_blocking(run: Run, loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> bool:

@@ -6,6 +6,7 @@ import pytest
 from analysis.cli import main
 from analysis.report.compare import compare
 from analysis.report.page import page
+from analysis.report.summary import summarise
 from analysis.runs import load_run, table
 from tests.support.runs import failed, row, run, skipped
 
@@ -84,7 +85,7 @@ def test_compare_pairs_requests_and_counts_equal_outputs(tmp_path, capsys):
     b = folder(
         tmp_path / "b", row("x", first_token_s=1.5), row("y", output_digest="other"), row("z")
     )
-    result = compare(load_run(a), load_run(b))
+    result = compare(load_run(a, summarise), load_run(b, summarise))
     assert (result.common, result.only_a, result.only_b, result.comparable) == (3, 1, 0, 2)
     assert (result.identical, result.different) == (1, ("y",))
     ttft = result.differences[0]

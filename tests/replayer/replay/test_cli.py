@@ -224,9 +224,9 @@ def test_against_a_simulated_engine_the_cache_hits_as_ideal(tmp_path):
         target = Target()
         target.url = fleet.engines[0].url
         status, summary, rows_of_run = run(
-            trace, target, tmp_path, "--mode", "sessions", "--concurrency", "2"
+            trace, target, tmp_path, "--mode", "sessions", "--concurrency", "2", "--seed", "0"
         )
-        again, _summary, rows_again = run(trace, target, tmp_path, "--endpoint", "chat")
+        again, _summary, rows_again = run(trace, target, tmp_path, "--seed", "0")
     assert (status, again) == (0, 0)
     assert summary["requests"]["ok"] == 12
     assert summary["output_tokens"] == 36

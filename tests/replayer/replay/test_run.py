@@ -24,7 +24,7 @@ def options(tmp_path: Path, *more: str) -> ReplayOptions:
 
 async def model(tmp_path: Path, *more: str) -> str:
     async with aiohttp.ClientSession() as session:
-        return await model_of(session, options(tmp_path, *more))
+        return (await model_of(session, options(tmp_path, *more)))[0]
 
 
 async def test_the_targets_first_model_is_asked_for(answers: Any, tmp_path: Path) -> None:
