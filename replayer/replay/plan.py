@@ -13,7 +13,7 @@ import xxhash
 
 from replayer.replay.options import ReplayOptions, SessionSample
 from replayer.replay.schedule import check_order, units
-from replayer.trace.loaders import TraceRequest, block_ids, read_trace
+from replayer.trace.loaders import PRIVATE_ID, TraceRequest, block_ids, read_trace
 from replayer.trace.rows import Runs, TraceError
 
 LITERAL_BLOCK_BYTES = 64
@@ -42,7 +42,8 @@ class IdealCache:
         """Put a request's blocks into the cache; returns the share of its prompt that was there."""
         found = self.share(request)
         for start, count in runs_of(request):
-            self._seen.update(range(start, start + count))
+            if start < PRIVATE_ID:  # no other request has those
+                self._seen.update(range(start, start + count))
         return found
 
     def share(self, request: TraceRequest, under_way: Sequence[TraceRequest] = ()) -> float:

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from replayer.trace.loaders import TraceRequest
-from replayer.trace.rows import TraceError
+from replayer.trace.rows import TraceError, short
+
+SHOWN_IN_CIRCLE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,9 @@ def check_order(requests: Sequence[TraceRequest]) -> None:
     try:
         TopologicalSorter({r.request_id: r.wait_for for r in requests}).prepare()
     except CycleError as error:
-        circle = " -> ".join(error.args[1])
+        names = [short(name) for name in error.args[1]]
+        middle = ["..."] if len(names) > SHOWN_IN_CIRCLE else []
+        circle = " -> ".join([*names[:SHOWN_IN_CIRCLE], *middle])
         raise TraceError(f"wait_for: must not form a circle: {circle}") from None
 
 

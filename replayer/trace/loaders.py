@@ -16,7 +16,17 @@ from typing import Any
 
 import xxhash
 
-from replayer.trace.rows import Meta, Row, Runs, TraceError, read_meta, read_sidecar, rows
+from replayer.trace.rows import (
+    MOST_COUNT,
+    Meta,
+    Row,
+    Runs,
+    TraceError,
+    read_meta,
+    read_sidecar,
+    rows,
+    short,
+)
 
 MOONCAKE_BLOCK_TOKENS = 512
 # Of these the one that fits is named where a file's ids do not.
@@ -26,6 +36,11 @@ PRIVATE_ID = 1 << 64
 PRIVATE_IDS_PER_ROW = 1 << 32
 # If a larger part of later turns shares no block with the turn before, the file holds deltas.
 DELTA_RATIO = 0.5
+MOST_ROWS = 2_000_000
+"""All requests of a trace are in memory, and so are the ids of its blocks."""
+MOST_ROW_BLOCKS = 1 << 20
+MOST_BLOCKS = 1 << 24
+"""Blocks with ids that do not follow from the turn before."""
 COMMON_FIELDS = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
 SUPERSET_FIELDS = frozenset(
     {
@@ -145,7 +160,7 @@ def _read_superset(row: Row, meta: Meta) -> TraceRequest:
     return TraceRequest(
         request_id=row.name("request_id") or f"line:{row.line}",
         session_id=row.name("session_id"),
-        turn=row.integer("turn", at_least=0) or 0,
+        turn=row.integer("turn", at_least=0, at_most=MOST_COUNT) or 0,
         arrival_s=None if arrival_ms is None else arrival_ms / 1e3,
         input_tokens=input_tokens,
         output_tokens=_output(row, "output_length", "output_tokens"),
@@ -194,6 +209,11 @@ def _seconds(delay_ms: float | None, tool_ms: float | None) -> float | None:
 def _runs(row: Row, meta: Meta, input_tokens: int, block_tokens: int) -> Runs:
     """Read the block ids; blocks without an id (all, or a partial tail) get private ones."""
     blocks = -(-input_tokens // block_tokens)
+    if blocks > MOST_ROW_BLOCKS:
+        found_in = f"{blocks} blocks of {block_tokens} tokens"
+        raise TraceError(
+            f"{row.file}:{row.line}: must be at most {MOST_ROW_BLOCKS} blocks, not {found_in}"
+        )
     private = PRIVATE_ID + row.line * PRIVATE_IDS_PER_ROW
     runs = row.runs()
     if runs is None:
@@ -236,29 +256,45 @@ class _Checks:
     awaited: dict[str, int] = field(default_factory=dict)
     later_turns: int = 0
     unshared: int = 0
+    rows: int = 0
+    blocks: int = 0
 
     def add(self, request: TraceRequest, row: Row) -> TraceRequest:
         """Complete one request from the earlier rows, and check it against them."""
         previous = self.last.get(request.session_id) if request.session_id is not None else None
         request = _completed(request, previous, row)
         if request.request_id in self.ids:
-            raise row.fail("request_id", f"unique ({request.request_id!r} came before)")
+            raise row.fail("request_id", f"unique ({short(request.request_id)!r} came before)")
         self.ids.add(request.request_id)
         for other in request.wait_for:
             self.awaited.setdefault(other, request.line)
         if request.session_id is not None:
             self.last[request.session_id] = request
+        shared = 0
         if previous is not None and previous.names_blocks and request.names_blocks:
+            shared = shared_blocks(previous.runs, request.runs)
             self.later_turns += 1
-            self.unshared += shared_blocks(previous.runs, request.runs) == 0
+            self.unshared += shared == 0
+        self._count(request, shared)
         return request
+
+    def _count(self, request: TraceRequest, shared: int) -> None:
+        """Refuse a file that would not fit into memory."""
+        self.rows += 1
+        self.blocks += sum(count for start, count in request.runs if start < PRIVATE_ID) - shared
+        where = f"{self.file}:{request.line}"
+        if self.rows > MOST_ROWS:
+            raise TraceError(f"{where}: more than {MOST_ROWS} rows: cut the file")
+        if self.blocks > MOST_BLOCKS:
+            raise TraceError(f"{where}: more than {MOST_BLOCKS} different blocks: cut the file")
 
     def finish(self) -> None:
         """Check the whole file: unknown references, and deltas."""
         for other, line in self.awaited.items():
             if other not in self.ids:
                 raise TraceError(
-                    f"{self.file}:{line}: wait_for: must name requests of this file, not {other!r}"
+                    f"{self.file}:{line}: wait_for: must name requests of this file, "
+                    f"not {short(other)!r}"
                 )
         if not self.meta.cumulative and self.unshared > DELTA_RATIO * self.later_turns:
             raise TraceError(

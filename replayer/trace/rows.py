@@ -21,6 +21,18 @@ import orjson
 MAX_BLOCK_ID = 2**64 - 1  # 64 bits: with fewer, different prefixes have collided
 SHOWN_CHARS = 40
 MAX_DIGITS = 18
+MOST_LINE_BYTES = 1 << 24
+"""A prompt of a million words fits, the endless line of a compressed file does not."""
+MOST_EMPTY_LINES = 1_000_000
+MOST_SIDECAR_BYTES = 1 << 20
+MOST_DEEP = 100
+"""Objects and lists within each other; what is read is written again, in something deeper."""
+MOST_NAME_CHARS = 4096
+MOST_TOKENS = 1 << 24
+"""Of a prompt, of an output, and of a block: more than any model's context."""
+MOST_MS = 1e14
+"""Three thousand years, and any date's Unix milliseconds."""
+MOST_COUNT = 1 << 53
 Runs = tuple[tuple[int, int], ...]  # (first id, count): consecutive block ids, stored compactly
 
 
@@ -39,16 +51,17 @@ class Row:
     def fail(self, field: str, allowed: str) -> TraceError:
         """Make the error for a field whose value is not as `allowed` says."""
         value = self.fields.get(field)
-        shown = orjson.dumps(value).decode() if value is not None else "missing"
-        if len(shown) > SHOWN_CHARS:
-            shown = shown[:SHOWN_CHARS] + "..."
+        try:
+            shown = short(orjson.dumps(value).decode()) if value is not None else "missing"
+        except TypeError:  # nested deeper than orjson writes
+            shown = f"a deep {type(value).__name__}"
         return TraceError(f"{self.file}:{self.line}: {field}: must be {allowed}, not {shown}")
 
     def name_of(self, *names: str) -> str | None:
         """Return which of a field's alternative names this row uses (None: none)."""
         return next((name for name in names if self.fields.get(name) is not None), None)
 
-    def integer(self, *names: str, at_least: int) -> int | None:
+    def integer(self, *names: str, at_least: int, at_most: int = MOST_TOKENS) -> int | None:
         """Read an integer field under the first of its names that is present."""
         name = self.name_of(*names)
         if name is None:
@@ -58,9 +71,11 @@ class Row:
             value = int(value)
         if type(value) is not int or value < at_least:
             raise self.fail(name, f"an integer >= {at_least}")
+        if value > at_most:
+            raise self.fail(name, f"an integer <= {at_most}")
         return value
 
-    def number(self, *names: str) -> float | None:
+    def number(self, *names: str, at_most: float = MOST_MS) -> float | None:
         """Read a number >= 0."""
         name = self.name_of(*names)
         if name is None:
@@ -68,6 +83,8 @@ class Row:
         value = self.fields[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             raise self.fail(name, "a number >= 0")
+        if not value <= at_most:
+            raise self.fail(name, f"a number <= {at_most:g}")
         return float(value)
 
     def moment_s(self, name: str) -> float:
@@ -90,6 +107,8 @@ class Row:
         value = self.fields.get(field)
         if value is not None and not (named := _name(value)):
             raise self.fail(field, "a non-empty string or a whole number")
+        if value is not None and len(named) > MOST_NAME_CHARS:
+            raise self.fail(field, f"at most {MOST_NAME_CHARS} characters")
         return None if value is None else named
 
     def names(self, field: str) -> tuple[str, ...] | None:
@@ -153,9 +172,14 @@ class Row:
         return tuple(runs)
 
 
+def short(text: str) -> str:
+    """Cut a text for an error of one line."""
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
+
+
 def _name(value: Any) -> str:
     """A name as text, as tables of numbers have them (7, and 7.0 of pandas); empty for no name."""
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) <= MOST_COUNT:
         value = int(value)
     return str(value) if type(value) in (str, int) else ""
 
@@ -179,9 +203,15 @@ def rows(path: Path) -> Iterator[Row]:
     """Read a file of one JSON object per line, or of a CSV table; raises TraceError."""
     table: _Table | None = None
     is_first = True
+    empty = 0
     for number, raw in enumerate(_lines(path), start=1):
         line = _without_mark(raw, path) if number == 1 else raw
+        if len(line) > MOST_LINE_BYTES:
+            raise TraceError(f"{path}:{number}: line: must be at most {MOST_LINE_BYTES} bytes")
         if not line.strip():
+            empty += 1
+            if empty > MOST_EMPTY_LINES:
+                raise TraceError(f"{path}:{number}: more than {MOST_EMPTY_LINES} lines are empty")
             continue
         if is_first:
             table, is_first = _Table.of(line), False
@@ -206,7 +236,20 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
         raise TraceError(f"{where}: line: must be one JSON object ({error})") from None
     if not isinstance(fields, dict):
         raise TraceError(f"{where}: line: must be one JSON object")
+    if line.count(b"[") + line.count(b"{") > MOST_DEEP and _depth(fields) > MOST_DEEP:
+        raise TraceError(f"{where}: line: must be at most {MOST_DEEP} lists and objects deep")
     return fields
+
+
+def _depth(value: Any) -> int:
+    """Count the lists and objects that are within each other."""
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        level = [
+            inner for one in level for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+    return depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +301,9 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as raw:
             zipped = raw.peek(2)[:2] == GZIP_MAGIC
-            yield from gzip.GzipFile(fileobj=raw) if zipped else raw
+            opened = gzip.GzipFile(fileobj=raw) if zipped else raw
+            while line := opened.readline(MOST_LINE_BYTES + 1):
+                yield line
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise TraceError(f"{path}: cannot be read: {reason}") from None
@@ -270,7 +315,13 @@ def read_sidecar(path: Path) -> Meta:
     if not sidecar.exists():
         return Meta()
     try:
-        fields = orjson.loads(_without_mark(sidecar.read_bytes(), sidecar))
+        with sidecar.open("rb") as file:
+            content = file.read(MOST_SIDECAR_BYTES + 1)
+        if len(content) > MOST_SIDECAR_BYTES:
+            raise TraceError(f"{sidecar}: must be at most {MOST_SIDECAR_BYTES} bytes")
+        fields = orjson.loads(_without_mark(content, sidecar))
+    except OSError as error:
+        raise TraceError(f"{sidecar}: cannot be read: {error.strerror}") from None
     except orjson.JSONDecodeError as error:
         raise TraceError(f"{sidecar}: must be one JSON object ({error})") from None
     inner = fields.get("trace", fields) if isinstance(fields, dict) else fields
