@@ -13,7 +13,7 @@ from typing import Any
 import uvloop
 
 from replayer.arguments import OneLineParser
-from replayer.simulator.host import SimFleet
+from replayer.simulator.host import USUAL_BOOTSTRAP_PORT, SimFleet
 from replayer.simulator.options import SimOptions, flag
 
 _BAD_START = 2
@@ -21,9 +21,11 @@ _BAD_START = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGINT or SIGTERM; exit status 2 for a bad option or a taken port."""
-    args = vars(_parser().parse_args(argv))
+    args = {"bootstrap_port": None, **vars(_parser().parse_args(argv))}
     logging.basicConfig(level=args.pop("log_level").upper(), format="%(levelname)s %(message)s")
     try:
+        if args["bootstrap_port"] is None:
+            args["bootstrap_port"] = usual_bootstrap_port(args["port"], args["instances"])
         _check_ports(args["port"], args["bootstrap_port"], args["instances"])
         _check_events_port(args["kv_events_port"], args["instances"])
         fleet_arguments = {"count": args.pop("instances"), **args}
@@ -66,8 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--bootstrap-port",
         type=int,
-        default=8998,
-        help="first bootstrap port; 0: the kernel chooses",
+        default=argparse.SUPPRESS,
+        help="first bootstrap port; 0: the kernel chooses (default: "
+        f"{USUAL_BOOTSTRAP_PORT}, or free ones where these are taken)",
     )
     parser.add_argument(
         "--kv-events-port",
@@ -103,7 +106,12 @@ def _add(parser: argparse.ArgumentParser, spec: "Field[Any]") -> None:
     )
 
 
-def _check_ports(port: int, bootstrap_port: int, instances: int) -> None:
+def usual_bootstrap_port(port: int, instances: int) -> int | None:
+    """Return None for vLLM's, or 0 for free ones: vLLM's may be among the engines' own ports."""
+    return 0 if port and abs(port - USUAL_BOOTSTRAP_PORT) < instances else None
+
+
+def _check_ports(port: int, bootstrap_port: int | None, instances: int) -> None:
     """Refuse numbers that cannot be ports, and port ranges that overlap."""
     if not 1 <= instances <= 1_000:
         raise ValueError(f"--instances {instances}: must be 1 to 1000")

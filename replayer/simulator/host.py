@@ -15,6 +15,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable
+from errno import EADDRINUSE
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -46,6 +47,8 @@ from replayer.simulator.request_log import EngineRequestLog, record
 log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 5.0
 """Keep-alive time of uvicorn, which vLLM uses; most clients keep idle connections for longer."""
+USUAL_BOOTSTRAP_PORT = 8998
+"""The first engine's, as vLLM has it by default."""
 Record = Callable[[dict[str, Any]], None]
 
 
@@ -159,6 +162,7 @@ class _Incarnation:
 class SimEngine:
     """A simulated engine with its API port and its bootstrap port (0: the kernel chooses).
 
+    `yields`: it takes any bootstrap port where its own is not free.
     `kv_events_port`: it publishes its KV events there, and replays them at the next one, or at one
     that the kernel chooses; None: it publishes none.
     """
@@ -170,6 +174,7 @@ class SimEngine:
         *,
         port: int = 0,
         bootstrap_port: int = 0,
+        yields: bool = False,
         kv_events_port: int | None = None,
         record: Record = lambda _entry: None,
         store: SharedStore | None = None,
@@ -183,6 +188,7 @@ class SimEngine:
             self.plant = make_plant(options.plant_name, options.heat())
         self.port = port
         self.bootstrap_port = bootstrap_port
+        self._yields = yields
         self.kv_events_port = kv_events_port
         self.replay_port = kv_events_port + 1 if kv_events_port else 0
         self._tasks = tasks
@@ -248,12 +254,10 @@ class SimEngine:
             life.engine_id, self.side_address, life.driver.serve_pull, self.faults
         )
         try:
-            self.port = await self._listen(life.api.app(), self.port)
-            self.bootstrap_port = await self._listen(bootstrap, self.bootstrap_port)
+            self.port = await self._listen(life.api.app(), self.port, "--port")
+            self.bootstrap_port = await self._listen_to_peers(bootstrap)
             if life.publisher is not None:
-                self.kv_events_port, self.replay_port = await life.publisher.listen(
-                    self.options.host, self.kv_events_port or 0, self.replay_port
-                )
+                await self._publish(life.publisher)
         except OSError:
             await self.kill()
             raise
@@ -314,7 +318,27 @@ class SimEngine:
         await self.kill()
         await self.start()
 
-    async def _listen(self, app: web.Application, port: int) -> int:
+    async def _listen_to_peers(self, app: web.Application) -> int:
+        """Bind the bootstrap port, or any where the usual one is taken, and keep that."""
+        try:
+            return await self._listen(app, self.bootstrap_port, "--bootstrap-port")
+        except OSError as error:
+            if not self._yields or error.errno != EADDRINUSE:
+                raise
+            return await self._listen(app, 0, "--bootstrap-port")
+        finally:
+            self._yields = False
+
+    async def _publish(self, publisher: Publisher) -> None:
+        host, port = self.options.host, self.kv_events_port or 0
+        try:
+            self.kv_events_port, self.replay_port = await publisher.listen(
+                host, port, self.replay_port
+            )
+        except OSError as error:
+            raise _taken("--kv-events-port", host, port, error) from error
+
+    async def _listen(self, app: web.Application, port: int, option: str) -> int:
         runner = web.AppRunner(
             app,
             handler_cancellation=True,
@@ -328,9 +352,7 @@ class SimEngine:
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            number = error.errno or 0  # negative for names that do not resolve
-            why = os.strerror(number) if number > 0 else error.strerror or str(error)
-            raise OSError(number, f"cannot listen on {host}:{port}: {why}") from error
+            raise _taken(option, host, port, error) from error
         return int(runner.addresses[0][1])
 
     async def _refuse_connections(self) -> None:
@@ -349,9 +371,17 @@ class SimEngine:
         return self._life
 
 
+def _taken(option: str, host: str, port: int, error: OSError) -> OSError:
+    """Make the error for a port that cannot be had; it names the option to change."""
+    number = error.errno or 0  # negative for names that do not resolve
+    why = os.strerror(number) if number > 0 else error.strerror or str(error)
+    return OSError(number, f"{option} {port}: cannot listen on {host}:{port}: {why}")
+
+
 class SimFleet:
     """`count` engines on consecutive ports, or on ports that the kernel chooses (port 0).
 
+    `bootstrap_port` None: the usual ones, or any where those are taken.
     Further keyword arguments are fields of SimOptions. `records` holds the log records of the last
     10,000 to 20,000 requests; with `request_log` all of them also go to that file.
     """
@@ -361,7 +391,7 @@ class SimFleet:
         count: int,
         *,
         port: int = 0,
-        bootstrap_port: int = 0,
+        bootstrap_port: int | None = 0,
         kv_events_port: int | None = None,
         request_log: Path | None = None,
         **options: Any,
@@ -382,6 +412,9 @@ class SimFleet:
         if self._log:
             self._tasks.create_task(self._log.run())
         port, bootstrap_port = self._ports
+        yields = bootstrap_port is None
+        if bootstrap_port is None:
+            bootstrap_port = USUAL_BOOTSTRAP_PORT
         events = self._kv_events_port
         for index in range(self._count):
             engine = SimEngine(
@@ -389,6 +422,7 @@ class SimFleet:
                 self._tasks,
                 port=port and port + index,
                 bootstrap_port=bootstrap_port and bootstrap_port + index,
+                yields=yields,
                 kv_events_port=events and events + 2 * index,
                 record=self._record,
                 store=self._store,

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import aiohttp
 import orjson
 import pytest
 
-from replayer.simulator.cli import main
+from replayer.simulator.cli import main, usual_bootstrap_port
 from replayer.simulator.options import SimOptions
 
 
@@ -82,3 +83,44 @@ def test_options_are_checked_in_process_as_well():
     with pytest.raises(ValueError, match="--kv-load-failure-policy sometimes"):
         SimOptions(kv_load_failure_policy="sometimes")
     assert SimOptions(a1=1e-4).engine().step.a1 == 1e-4
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "replayer.simulator.cli", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+
+
+def test_two_simulators_side_by_side_need_no_bootstrap_ports_to_be_named():
+    """Each takes those that vLLM has by default, and free ones where they are taken."""
+    with start("--port", "0", "--instances", "2") as one, start("--port", "0") as other:
+        assert one.stdout is not None
+        assert other.stdout is not None
+        lines = [one.stdout.readline().split() for _ in range(2)] + [
+            other.stdout.readline().split()
+        ]
+        one.terminate()
+        other.terminate()
+        assert (one.wait(), other.wait()) == (0, 0)
+    assert all(line[3] == "bootstrap" for line in lines), lines
+    assert len({line[4] for line in lines}) == 3
+
+
+@pytest.mark.parametrize("option", ["--port", "--bootstrap-port", "--kv-events-port"])
+def test_a_taken_port_is_named_with_its_option(option, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["--port", "0", "--bootstrap-port", "0", option, port]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"engine-sim: {option} {port}: ")
+    assert message.count("\n") == 1
+
+
+def test_usual_bootstrap_ports_never_meet_the_engines_own(capsys):
+    """Ports of engines from 8997 on: the usual 8998 is the second one's."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "8998, or free ones" in " ".join(capsys.readouterr().out.split())
+    assert usual_bootstrap_port(8997, 4) == 0
+    assert usual_bootstrap_port(8001, 4) is None
