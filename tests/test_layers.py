@@ -19,7 +19,7 @@ DIRECTIONS = {
     " | kvcache, connectors, admission.engine_reports | latency, lease, thermal | types",
     "replayer": "demo, virtual | replay, simulator | engine, trace, arguments",
     "analysis": "cli | regret, elastic | check, league, report, thermal | rivals, runs"
-    " | phases | measures",
+    " | phases | measures | progress",
 }
 """A part imports only from parts on its right, behind a bar; never from a neighbour at a comma."""
 BETWEEN = {

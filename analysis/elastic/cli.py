@@ -9,15 +9,15 @@ from importlib.resources import files
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 
 from analysis.elastic.experiment import COMPARED, ElasticOptions, run_elastic
 from analysis.elastic.interference import BATCHED_TOKENS, gaps_beside
 from analysis.elastic.readings import READINGS
 from analysis.elastic.real_runs import read_runs
-from analysis.elastic.tables import print_experiment, print_interference
+from analysis.elastic.tables import print_experiment, print_interference, sentence
 from analysis.league.profiles import PROFILES
 from analysis.league.summary import TABLE_WIDTH
+from analysis.progress import Steps
 from replayer.arguments import count, names, not_negative, positive, positive_count, write_json
 from replayer.engine.types import EngineOptions
 
@@ -90,6 +90,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.json is not None:
         write_json(options.json, rows)
         console.print(f"written: {options.json}", soft_wrap=True, markup=False)
+    if said := sentence(rows):
+        wide.print(said, soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
@@ -110,10 +112,7 @@ def _simulated(options: argparse.Namespace) -> list[dict[str, object]]:
         jobs=options.jobs,
         profile=options.profile,
     )
-    shown = Console(file=sys.stderr)
-    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
-        line = bar.add_task("elastic", total=None)
-        return run_elastic(wanted, lambda n, of: bar.update(line, completed=n, total=of))
+    return run_elastic(wanted, Steps("elastic"))
 
 
 def _sessions(text: str) -> tuple[int, ...]:

@@ -20,6 +20,8 @@ from analysis.elastic.interference import (
     REAL_OFFLOADED_P99_S,
     Gaps,
 )
+from analysis.progress import changed
+from analysis.rivals.registry import DEFAULT
 
 FOUNDING_SESSIONS = 8
 """Sessions at a time in the founding experiment; fewer are its low load, more its high load."""
@@ -82,6 +84,33 @@ def summarise(rows: Sequence[Summary]) -> list[dict[str, Any]]:
         }
         for (sessions, rule), part in groups.items()
     ]
+
+
+def sentence(rows: Sequence[Summary]) -> str:
+    """Say in one line what the default rule, or the last one, did beside the baseline; or ""."""
+    by_load: dict[int, dict[str, Summary]] = {}
+    for one in summarise(rows):
+        by_load.setdefault(one["sessions"], {})[one["rule"]] = one
+    rules = [rule for rule in dict.fromkeys(row["rule"] for row in rows) if rule != BASELINE]
+    ours = DEFAULT if DEFAULT in rules else next(reversed(rules), "")
+    both = [
+        (one[ours], one[BASELINE]) for one in by_load.values() if {ours, BASELINE} <= one.keys()
+    ]
+    if not both:
+        return ""
+    ttft, goodput = (
+        changed(_mean([_change(mine[name], base[name]) for mine, base in both]))
+        for name in ("ttft_s.p90", "goodput_ratio")
+    )
+    over = f" (mean of {len(both)} loads)" if len(both) > 1 else ""
+    return f"{ours}: TTFT p90 {ttft} to {BASELINE}, goodput {goodput}{over}"
+
+
+def _change(mine: float, base: float) -> float:
+    """A figure relative to the baseline's, less one; what is infinite in both is equal."""
+    if not (math.isfinite(mine) and math.isfinite(base)):
+        return 0.0 if mine == base else math.copysign(math.inf, mine - base)
+    return mine / base - 1.0 if base else 0.0
 
 
 def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

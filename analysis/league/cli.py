@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from analysis.league import closed
 from analysis.league.figures import write_figures
 from analysis.league.league import League, LeagueOptions, run_league
 from analysis.league.perturbations import PERTURBATIONS
 from analysis.league.profiles import PROFILES
-from analysis.league.scale import REGIMES, given_scale
+from analysis.league.scale import REGIMES, USUAL_HORIZON_S, given_scale
 from analysis.league.summary import TABLE_WIDTH, print_league, summarise
-from analysis.league.verdict import print_verdicts
+from analysis.league.verdict import print_verdicts, sentence
+from analysis.progress import Steps
 from analysis.rivals.registry import RIVALS
 from replayer.arguments import count, names, not_negative, positive, positive_count, write_json
 from replayer.virtual.load import LeftOut
@@ -88,7 +88,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="as of the proxy: instances that are asked to go on with a stream, once begun",
     )
-    add("--horizon", type=positive, default=900.0, help="virtual seconds of load")
+    add(
+        "--horizon",
+        type=positive,
+        default=argparse.SUPPRESS,
+        help=f"virtual seconds of load (default: {USUAL_HORIZON_S:g}, less for a short trace)",
+    )
     add(
         "--think-cap",
         type=not_negative,
@@ -125,7 +130,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         first_seed=options.first_seed,
         regimes=options.regime,
         perturbations=perturb,
-        horizon_s=options.horizon,
+        horizon_s=given.get("horizon"),
         think_cap_s=given["think_cap"],
         timeout_s=given["timeout"],
         jobs=options.jobs,
@@ -135,17 +140,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
         kv_tokens=options.kv_tokens,
         migration_limit=options.migration_limit,
     )
-    shown = Console(file=sys.stderr)
-    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
-        line = bar.add_task("league", total=None)
-        league = run_league(wanted, lambda n, of: bar.update(line, completed=n, total=of))
+    steps = Steps("league")
+    league = run_league(wanted, steps, steps.say)
     # Lines of the table are never cut or wrapped, even if the terminal is narrower.
     wide = Console(width=max(console.width, TABLE_WIDTH))
     if league.left_out.requests:
         wide.print(left_out(league.left_out), soft_wrap=True, markup=False)
     print_league(league.scales, league.rows, league.doubts, wide)
     print_verdicts(summarise(league.rows), wide, league.doubts)
-    _write(league, wanted, options, console)
+    _write(league, options, console)
+    if said := sentence(summarise(league.rows), wanted.policies):
+        wide.print(said, soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
@@ -157,15 +162,13 @@ def left_out(left: LeftOut) -> str:
     )
 
 
-def _write(
-    league: League, wanted: LeagueOptions, options: argparse.Namespace, console: Console
-) -> None:
+def _write(league: League, options: argparse.Namespace, console: Console) -> None:
     written = []
     if options.json is not None:
-        write_json(options.json, league.document(wanted))
+        write_json(options.json, league.document())
         written.append(str(options.json))
     if options.figures is not None:
-        written += write_figures(options.figures, league.rows, wanted.trace.name)
+        written += write_figures(options.figures, league.rows, league.options.trace.name)
     for one in written:
         console.print(f"written: {one}", soft_wrap=True, markup=False)
 

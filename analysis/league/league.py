@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,13 @@ from analysis.league.closed import (
 from analysis.league.fleet import EngineFleet, Scale
 from analysis.league.perturbations import PERTURBATIONS
 from analysis.league.profiles import PROFILES
-from analysis.league.scale import REGIMES, Bench, cell_doubt, scale_work_tokens
+from analysis.league.scale import (
+    REGIMES,
+    USUAL_HORIZON_S,
+    Bench,
+    cell_doubt,
+    scale_work_tokens,
+)
 from analysis.league.simulate import Task, run_task
 from analysis.rivals.registry import BASELINE, RIVALS
 from replayer.arguments import InputError
@@ -42,7 +49,7 @@ class LeagueError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class LeagueOptions:
-    """The options of a league; times in virtual seconds.
+    """The options of a league; times in virtual seconds. `horizon_s` None: one for the trace.
 
     `given`: a scale of an earlier run, instead of a search for the scales of `regimes`. `closed`:
     closed loops instead of loads at a rate, on engines with `kv_tokens` of KV. `migration_limit`:
@@ -57,7 +64,7 @@ class LeagueOptions:
     first_seed: int = 0
     regimes: tuple[str, ...] = tuple(REGIMES)
     perturbations: tuple[str, ...] = ("none",)
-    horizon_s: float = 900.0
+    horizon_s: float | None = USUAL_HORIZON_S
     think_cap_s: float = 60.0
     timeout_s: float = 60.0
     jobs: int = 1
@@ -108,7 +115,7 @@ def _scale(job: tuple[str, LeagueOptions]) -> Scale:
 
 
 def _bench(options: LeagueOptions) -> Bench:
-    rules = LoadRules(1.0, options.horizon_s, think_cap_s=options.think_cap_s)
+    rules = LoadRules(1.0, options.horizon_s or 0.0, think_cap_s=options.think_cap_s)
     profile = PROFILES[options.profile]
     return Bench(_read(), options.instances, rules, options.timeout_s, profile)
 
@@ -127,16 +134,19 @@ def _read() -> Source:
 class League:
     """The results: one scale per regime, none of a closed loop; one row of figures per task.
 
-    `doubts`: what speaks against the load of a cell, by cell.
+    `doubts`: what speaks against the load of a cell, by cell. `options`: those it was run with,
+    the horizon included.
     """
 
     scales: list[Scale]
     rows: list[dict[str, Any]]
     left_out: LeftOut
     doubts: dict[Cell, str]
+    options: LeagueOptions
 
-    def document(self, options: LeagueOptions) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Return the JSON form; null is infinite or absent."""
+        options = self.options
         return {
             "trace": options.trace.name,
             "profile": options.profile,
@@ -165,10 +175,19 @@ class League:
         }
 
 
-def run_league(options: LeagueOptions, progress: Callable[[int, int], None]) -> League:
-    """Find the scales, then compute every row."""
+def run_league(
+    options: LeagueOptions,
+    progress: Callable[[int, int], None],
+    say: Callable[[str], None] = lambda _what: None,
+) -> League:
+    """Find the scales, then compute every row; `say` is told what is done without rows."""
     options.check()
     _start_worker(options)
+    if options.horizon_s is None:
+        horizon_s = _bench(options).usual_horizon_s()
+        if horizon_s < USUAL_HORIZON_S and not options.closed:
+            say(f"--horizon {horizon_s:.3g}: the trace is short")
+        options = replace(options, horizon_s=horizon_s)
     # Spawned, not forked: workers share nothing of this process but the arguments.
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.jobs, _start_worker, (options,)) as pool:
@@ -176,17 +195,24 @@ def run_league(options: LeagueOptions, progress: Callable[[int, int], None]) -> 
         if options.closed:
             tasks = list(_closed_tasks(options))
         else:
-            scales = (
-                [options.given]
-                if options.given is not None
-                else pool.map(_scale, [(regime, options) for regime in options.regimes], 1)
-            )
+            scales = list(_scales(options, pool, say))
             tasks = [task for scale in scales for task in _tasks(options, scale)]
         rows = []
         for row in pool.imap(_row, tasks, 1):
             rows.append(row)
             progress(len(rows), len(tasks))
-    return League(scales, rows, _read().left_out, _doubts(options, scales, rows))
+    return League(scales, rows, _read().left_out, _doubts(options, scales, rows), options)
+
+
+def _scales(options: LeagueOptions, pool: Pool, say: Callable[[str], None]) -> Iterator[Scale]:
+    """Yield the scale that was given, or one for each regime, searched for side by side."""
+    if options.given is not None:
+        yield options.given
+        return
+    say(f"looking for the load that {options.instances} engines take: {', '.join(options.regimes)}")
+    for scale in pool.imap(_scale, [(regime, options) for regime in options.regimes], 1):
+        say(f"load 1.0 of {scale.regime} is {scale.rate:.3g} session starts per second")
+        yield scale
 
 
 def _doubts(
@@ -195,7 +221,7 @@ def _doubts(
     """What speaks against each cell; of a perturbed one and of a closed loop nothing is claimed."""
     tokens = {}
     for one in scales:
-        rules = LoadRules(one.rate, options.horizon_s, think_cap_s=options.think_cap_s)
+        rules = LoadRules(one.rate, options.horizon_s or 0.0, think_cap_s=options.think_cap_s)
         tokens[one.regime] = scale_work_tokens(_read(), rules)
     cells: dict[Cell, list[dict[str, Any]]] = {}
     for row in rows:
@@ -219,10 +245,11 @@ def _fleet(options: LeagueOptions, kv_tokens: float, horizon_s: float) -> Engine
 
 
 def _tasks(options: LeagueOptions, scale: Scale) -> Iterator[Task]:
-    usual = _fleet(options, scale.kv_tokens, options.horizon_s)
+    horizon_s = options.horizon_s or 0.0
+    usual = _fleet(options, scale.kv_tokens, horizon_s)
     for load in options.loads:
         for seed in _seeds(options):
-            rules = LoadRules(load * scale.rate, options.horizon_s, seed, options.think_cap_s)
+            rules = LoadRules(load * scale.rate, horizon_s, seed, options.think_cap_s)
             for perturb in options.perturbations:
                 changed, fleet = PERTURBATIONS[perturb](rules, usual)
                 for policy in options.policies:

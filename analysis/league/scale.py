@@ -39,7 +39,16 @@ AMPLE_TOKENS = 1e9
 ROOM_FACTOR = 1.25
 """An engine has KV for at least this many times the longest request."""
 PREFILL_TPS = 20_000.0
+DECODE_TPS = 25_000.0
 SCALE_SEED = 7919
+USUAL_HORIZON_S, LEAST_HORIZON_S = 900.0, 30.0
+MOST_REQUESTS = 32_000
+"""A horizon that is not given is cut so that a run has no more."""
+ALONE_TPOT_S = 0.015
+WHOLE_UNITS = 8.0
+"""A horizon is so many times as long as a session alone, as far as requests allow."""
+MOST_COPIES = 150
+"""And so that no request of a short trace comes more often."""
 PRECISION = 1.05
 SPAN, SPAN_OF_EXCEEDS = 32.0, 8.0
 """The search begins with rates from high / SPAN to high: the prefill bound, or the rate of
@@ -87,6 +96,21 @@ class Bench:
         """Return the rate at which prefill alone would occupy all engines."""
         new_tokens = sum(t.new_tokens for unit in self.source.units for t in unit)
         return self.instances * PREFILL_TPS * len(self.source.units) / new_tokens
+
+    def usual_horizon_s(self) -> float:
+        """Return a horizon for a trace of this length, where none is given.
+
+        Counted at the rate that no engine can keep up with; a run has fewer requests.
+        """
+        turns = [turn for unit in self.source.units for turn in unit]
+        work_s = sum(t.new_tokens / PREFILL_TPS + t.output_tokens / DECODE_TPS for t in turns)
+        per_s = self.instances * len(turns) / work_s
+        copied_s = MOST_COPIES * len(turns) / per_s
+        pauses_s = sum(min(turn.delay_s, self.rules.think_cap_s) for turn in turns)
+        alone_s = work_s + ALONE_TPOT_S * sum(turn.output_tokens for turn in turns) + pauses_s
+        whole_s = WHOLE_UNITS * alone_s / len(self.source.units)
+        least_s = max(LEAST_HORIZON_S, copied_s, whole_s)
+        return min(USUAL_HORIZON_S, MOST_REQUESTS / per_s, least_s)
 
     def keeps_up(self, rate: float, kv_tokens: float) -> bool:
         """Whether the baseline keeps up at a rate."""

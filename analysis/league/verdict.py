@@ -8,12 +8,14 @@ policy's name, since a policy that fails requests can look good on the others.
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from analysis.progress import changed
 from analysis.rivals.registry import BASELINE, DEFAULT
 
 Summary = dict[str, Any]
@@ -58,6 +60,32 @@ def verdicts(summary: Sequence[Summary]) -> list[Verdict]:
         for cell in cells.values()
         if DEFAULT in cell and BASELINE in cell
     ]
+
+
+def sentence(summary: Sequence[Summary], policies: Sequence[str]) -> str:
+    """Say in one line what the default did, beside the baseline or what else there is; or "".
+
+    Ratios are means over the cells in which both were run.
+    """
+    ours = DEFAULT if DEFAULT in policies else next(iter(policies), "")
+    others = [name for name in policies if name != ours]
+    if not others:
+        return ""
+    other = BASELINE if BASELINE in others else others[0]
+    cells: dict[tuple[Any, ...], dict[str, Summary]] = {}
+    for one in summary:
+        cells.setdefault((one["regime"], one["perturb"], one["load"]), {})[one["policy"]] = one
+    both = [(cell[ours], cell[other]) for cell in cells.values() if {ours, other} <= cell.keys()]
+    if not both:
+        return ""
+    ttft, goodput = (
+        changed(fmean(_gap(mine, theirs, name) for mine, theirs in both))
+        for name in ("ttft_s.p90", "goodput_ratio")
+    )
+    over = f" (mean of {len(both)} cells)" if len(both) > 1 else ""
+    failed = sum(mine["failures"][0] for mine, _theirs in both)
+    lost = f", {failed:.1f} requests failed" if failed else ""
+    return f"{ours}: TTFT p90 {ttft} to {other}, goodput {goodput}{lost}{over}"
 
 
 def print_verdicts(

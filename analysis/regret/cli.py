@@ -3,16 +3,16 @@
 import argparse
 import math
 import os
-import sys
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 
 from analysis.league.profiles import PROFILES
-from analysis.league.scale import REGIMES, given_scale
+from analysis.league.scale import REGIMES, USUAL_HORIZON_S, given_scale
 from analysis.league.summary import TABLE_WIDTH
+from analysis.progress import Steps
 from analysis.regret.regret import ORACLES, RegretOptions, compute_regret, document
+from analysis.regret.summary import sentences, summarise_regret
 from analysis.regret.tables import print_regret
 from analysis.rivals.registry import BASELINE
 from proxy.core.latency.slo import Slo
@@ -52,7 +52,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("--horizon", type=_horizon, default=60.0, help="how far a future goes: end, or seconds")
     add("--regime", type=names, default=",".join(REGIMES), help="the working set fits or exceeds")
     add("--scale", type=given_scale, help="RATE:KV instead of --regime, as of the league")
-    add("--load-horizon", type=positive, default=900.0, help="virtual seconds of load")
+    add(
+        "--load-horizon",
+        type=positive,
+        default=argparse.SUPPRESS,
+        help=f"virtual seconds of load (default: {USUAL_HORIZON_S:g}, less for a short trace)",
+    )
     add("--think-cap", type=positive, default=60.0, help="longest pause between turns, seconds")
     add(
         "--timeout",
@@ -85,7 +90,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         repeats=options.repeats,
         futures=options.futures,
         horizon_s=options.horizon,
-        load_horizon_s=options.load_horizon,
+        load_horizon_s=vars(options).get("load_horizon"),
         think_cap_s=options.think_cap,
         timeout_s=options.timeout,
         tpot_slo_s=options.tpot_slo,
@@ -93,14 +98,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
         given=options.scale,
         profile=options.profile,
     )
-    shown = Console(file=sys.stderr)
-    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
-        line = bar.add_task("regret", total=None)
-        regret = compute_regret(wanted, lambda n, of: bar.update(line, completed=n, total=of))
+    steps = Steps("regret")
+    regret, wanted = compute_regret(wanted, steps, steps.say)
     print_regret(regret, wanted.policies, Console(width=max(console.width, TABLE_WIDTH)))
     if options.json is not None:
         write_json(options.json, document(regret, wanted))
         console.print(f"written: {options.json}", soft_wrap=True, markup=False)
+    for said in sentences(summarise_regret(regret, wanted.policies)):
+        console.print(said, soft_wrap=True, markup=False, highlight=False)
     return 0
 
 

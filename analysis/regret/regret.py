@@ -25,7 +25,7 @@ from typing import Any
 
 from analysis.league.fleet import EngineFleet, Scale
 from analysis.league.profiles import PROFILES
-from analysis.league.scale import REGIMES, Bench
+from analysis.league.scale import REGIMES, USUAL_HORIZON_S, Bench
 from analysis.league.simulate import figures, make_rule, run_policy, setting
 from analysis.regret.branching import BranchingFleet, Terms, objective_s
 from analysis.regret.oracle import Mode, Probe
@@ -67,7 +67,7 @@ class RegretOptions:
     repeats: int = 8
     futures: int = 4
     horizon_s: float = 60.0
-    load_horizon_s: float = 900.0
+    load_horizon_s: float | None = USUAL_HORIZON_S
     think_cap_s: float = 60.0
     timeout_s: float = 60.0
     tpot_slo_s: float = Slo().tpot_s
@@ -181,12 +181,25 @@ def run_probed(
     return probe, fleet.run()
 
 
-def compute_regret(options: RegretOptions, progress: Callable[[int, int], None]) -> Regret:
-    """Find the scales, then compute every run; the result does not depend on `jobs`."""
+def compute_regret(
+    options: RegretOptions,
+    progress: Callable[[int, int], None],
+    say: Callable[[str], None] = lambda _what: None,
+) -> tuple[Regret, RegretOptions]:
+    """Find the scales, then compute every run; the result does not depend on `jobs`.
+
+    Returns also the options with the horizon of the load. `say` is told what is done without runs.
+    """
     options.check()
     profile = PROFILES[options.profile]
     kv_tokens = options.given.kv_tokens if options.given is not None else None
     source = profile.read(options.trace, options.timeout_s, kv_tokens)
+    if options.load_horizon_s is None:
+        bench = Bench(source, options.instances, _unit_rules(options), options.timeout_s, profile)
+        horizon_s = bench.usual_horizon_s()
+        if horizon_s < USUAL_HORIZON_S:
+            say(f"--load-horizon {horizon_s:.3g}: the trace is short")
+        options = replace(options, load_horizon_s=horizon_s)
     with ThreadPoolExecutor(options.jobs) as pool:
         if options.given is not None:
             scales = [options.given]
@@ -194,19 +207,20 @@ def compute_regret(options: RegretOptions, progress: Callable[[int, int], None])
             bench = Bench(
                 source, options.instances, _unit_rules(options), options.timeout_s, profile
             )
+            say(f"looking for the load that {options.instances} engines take")
             scales = list(pool.map(lambda name: call(REGIMES[name], bench), options.regimes))
         tasks = [task for scale in scales for task in _tasks(options, scale, source)]
         runs = []
         for run in pool.map(lambda task: call(run_regret, source, task), tasks):
             runs.append(run)
             progress(len(runs), len(tasks))
-    return Regret(scales, runs)
+    return Regret(scales, runs), options
 
 
 def _unit_rules(options: RegretOptions) -> LoadRules:
     return LoadRules(
         1.0,
-        options.load_horizon_s,
+        options.load_horizon_s or 0.0,
         think_cap_s=options.think_cap_s,
         slo=Slo(tpot_s=options.tpot_slo_s),
     )
@@ -214,7 +228,7 @@ def _unit_rules(options: RegretOptions) -> LoadRules:
 
 def _tasks(options: RegretOptions, scale: Scale, source: Source) -> Iterator[RegretTask]:
     usual = PROFILES[options.profile].fleet(
-        source, options.instances, scale.kv_tokens, options.timeout_s, options.load_horizon_s
+        source, options.instances, scale.kv_tokens, options.timeout_s, options.load_horizon_s or 0.0
     )
     fleet = replace(usual, options={**usual.options, "tpot_slo_s": options.tpot_slo_s})
     for policy in options.policies:

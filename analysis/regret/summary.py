@@ -13,7 +13,7 @@ actions rather than by more tries.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import fsum, sqrt
 from statistics import fmean, stdev
@@ -102,6 +102,18 @@ def _summary(regret: Regret, regime: str, policy: str, oracle: str) -> dict[str,
         "oracle_mix": dict(Counter(d.best.action.kind(d.home) for d in decisions)),
         "missed": missed(decisions),
     }
+
+
+def sentences(summary: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Say in a line per policy and regime how far it is from the oracle."""
+    for one in summary:
+        regret, above = one["mean_regret"], one["above_floor"]
+        if regret is not None:
+            beyond = "" if above is None else f", {above['mean']:+.1%} above the noise floor"
+            yield (
+                f"{one['policy']}: mean regret {regret['mean']:+.1%} to the oracle{beyond} "
+                f"({one['regime']})"
+            )
 
 
 def _interval(values: Sequence[float]) -> dict[str, float] | None:

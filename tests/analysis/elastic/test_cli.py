@@ -46,3 +46,18 @@ def test_the_command_prints_its_tables_and_writes_its_rows(
     assert "2 sessions at a time" in printed
     assert "The founding text's claims" in printed
     assert f"written: {out}" in printed.replace("\n", "")
+
+
+def test_the_command_says_how_far_it_is_and_ends_with_a_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = "--sessions 2 --rules never,cost --seeds 2 --jobs 1"
+    assert main(["elastic", *options.split()]) == 0
+    said = capsys.readouterr()
+    assert [line.partition(",")[0] for line in said.err.splitlines()] == [
+        "elastic: 1 of 2 runs",
+        "elastic: 2 of 2 runs",
+    ]
+    last = said.out.splitlines()[-1]
+    assert last.startswith("cost: TTFT p90 ")
+    assert " to never, goodput " in last

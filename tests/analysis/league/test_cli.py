@@ -62,3 +62,35 @@ def test_the_command_prints_a_table_and_writes_rows_and_figures(
     assert "(no league-load-0.5.png: no browser was found)" in printed
     best = [one["goodput_ratio"][0] for one in summarise(rows) if one["load"] == 1.0]
     assert best == sorted(best, reverse=True)
+
+
+def test_a_long_command_says_how_far_it_is_and_ends_with_a_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = "--instances 2 --load 0.5 --seeds 2 --horizon 60 --scale 0.2:200000 --jobs 1"
+    policies = ["--policies", "cost,session-sticky"]
+    assert main(["league", str(SAMPLE), *options.split(), *policies]) == 0
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        f"league: {n} of 4 runs" for n in range(1, 5)
+    ]
+    assert lines[0].endswith(" left")
+    assert lines[-1].endswith(", 0 s left")
+    last = said.out.splitlines()[-1]
+    assert last.startswith("cost: TTFT p90 ")
+    assert " to session-sticky, goodput " in last
+
+
+def test_a_trace_of_a_few_words_has_a_horizon_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In 900 s engines could serve millions of such requests, which would take for ever."""
+    row = b'{"timestamp":0,"input_length":200,"output_length":2000}\n'
+    trace = tmp_path / "t.jsonl"
+    trace.write_bytes(row * 3)
+    options = "--instances 2 --load 0.5 --seeds 1 --regime fits --jobs 1 --policies session-sticky"
+    out = tmp_path / "league.json"
+    assert main(["league", str(trace), *options.split(), "--json", str(out)]) == 0
+    assert 30.0 < orjson.loads(out.read_bytes())["horizon_s"] < 300.0
+    assert "--horizon" in capsys.readouterr().err

@@ -38,7 +38,12 @@ def test_the_command_prints_regret_and_writes_it(
     decision = found["decisions"][0]
     assert {"seed", "at_s", "home", "chosen", "best", "gap_s", "candidates"} <= decision.keys()
     assert decision["gap_s"] >= 0.0
-    printed = capsys.readouterr().out
+    printed, told = capsys.readouterr()
+    lines = told.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        f"regret: {n} of 6 runs" for n in range(1, 7)
+    ]
+    assert printed.splitlines()[-1].startswith("session-sticky: mean regret ")
     for part in (
         "mean regret %",
         "noise floor %",
