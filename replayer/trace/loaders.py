@@ -6,7 +6,8 @@ read as cumulative, they would be a different, far lighter load. Timestamps and 
 milliseconds in the file and seconds in `TraceRequest`.
 
 Tables have a line of column names and no block ids: Azure's LLM inference traces, with times of the
-clock, and Vidur's pairs of lengths, without any.
+clock, BurstGPT's, in seconds, and Vidur's pairs of lengths, without any time. Bailian's rows are in
+seconds too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import xxhash
 
+from replayer.trace.foreign import HEAD_BYTES, fields_of, refused, seen_in
 from replayer.trace.rows import (
     MOST_COUNT,
     Meta,
@@ -47,9 +50,12 @@ SUPERSET_FIELDS = frozenset(
         *("session_id", "turn", "request_id", "wait_for", "parent_session_id"),
         *("created_time", "delay", "delay_ms", "tool_wait_ms"),
         *("input_tokens", "output_tokens", "hash_runs", "block_size", "messages", "prompt"),
+        *("text_input", "payload"),
     }
 )
-PROMPT_FIELDS = frozenset({"input_length", "input_tokens", "messages", "prompt"})
+LITERAL_FIELDS = ("messages", "prompt", "text_input", "payload")
+PROMPT_FIELDS = frozenset({"input_length", "input_tokens", *LITERAL_FIELDS})
+BAILIAN_BLOCK_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +94,13 @@ class Loader:
     """A row format: `claims` recognises it from a first row, `read` reads a row.
 
     `is_dated`: its times are of the calendar; those of a trace count from its first row.
+    `has_all_parents`: a file has every request that one of it waits for.
     """
 
     claims: Callable[[Mapping[str, Any]], bool]
     read: Callable[[Row, Meta], TraceRequest]
     is_dated: bool = False
+    has_all_parents: bool = True
 
 
 def block_ids(runs: Runs) -> list[int]:
@@ -128,6 +136,26 @@ def _read_vidur(row: Row, meta: Meta) -> TraceRequest:
     return _read_lengths(row, meta, "num_prefill_tokens", "num_decode_tokens", None)
 
 
+def _read_burstgpt(row: Row, meta: Meta) -> TraceRequest:
+    arrival_s = row.number("Timestamp")
+    if arrival_s is None:
+        raise row.fail("Timestamp", "a number >= 0 (seconds)")
+    return _read_lengths(row, meta, "Request tokens", "Response tokens", arrival_s)
+
+
+def _read_bailian(row: Row, meta: Meta) -> TraceRequest:
+    """Read a row whose clock is in seconds and whose conversation is told by the chat before it."""
+    arrival_s = row.number("timestamp")
+    name, parent = row.name("chat_id"), row.name("parent_chat_id")
+    if arrival_s is None or name is None:
+        raise row.fail("timestamp" if name else "chat_id", "given")
+    blocks = replace(meta, block_tokens=meta.block_tokens or BAILIAN_BLOCK_TOKENS)
+    request = _read_lengths(row, blocks, "input_length", "output_length", arrival_s)
+    turn = row.integer("turn", at_least=1, at_most=MOST_COUNT) or 1
+    wait_for = (parent,) if parent not in (None, "-1") else ()
+    return replace(request, request_id=name, turn=turn - 1, wait_for=wait_for)
+
+
 def _read_lengths(
     row: Row, meta: Meta, prompt: str, output: str, arrival_s: float | None
 ) -> TraceRequest:
@@ -147,7 +175,28 @@ def _read_lengths(
     )
 
 
+def _with_text(row: Row) -> Row:
+    """Give a row of AIPerf's its text where others have it, and the length of its answer."""
+    fields = dict(row.fields)
+    payload = fields.pop("payload", None)
+    if payload is not None and not isinstance(payload, dict):
+        raise row.fail("payload", "an object")
+    for name in ("messages", "prompt"):
+        if payload and fields.get(name) is None:
+            fields[name] = payload.get(name)
+    most = (
+        [payload.get(name) for name in ("max_completion_tokens", "max_tokens")] if payload else []
+    )
+    if row.name_of("output_length", "output_tokens") is None:
+        fields["output_length"] = next((one for one in most if one is not None), None)
+    text = fields.pop("text_input", None)
+    fields["prompt"] = text if fields.get("prompt") is None else fields["prompt"]
+    return replace(row, fields=fields)
+
+
 def _read_superset(row: Row, meta: Meta) -> TraceRequest:
+    if row.name_of("text_input", "payload"):
+        row = _with_text(row)
     literal = row.name_of("messages", "prompt")
     input_tokens = row.integer("input_length", "input_tokens", at_least=1)
     if input_tokens is None and literal is None:
@@ -177,14 +226,21 @@ def _read_superset(row: Row, meta: Meta) -> TraceRequest:
 
 
 def _is_superset(first: Mapping[str, Any]) -> bool:
+    if "chat_id" in first:
+        return False
     return bool(SUPERSET_FIELDS & first.keys() and PROMPT_FIELDS & first.keys())
 
 
 LOADERS: dict[str, Loader] = {
     "superset": Loader(_is_superset, _read_superset),
-    "mooncake": Loader(lambda first: {"timestamp", "input_length"} <= first.keys(), _read_mooncake),
+    "mooncake": Loader(
+        lambda first: {"timestamp", "input_length"} <= first.keys() and "chat_id" not in first,
+        _read_mooncake,
+    ),
     "azure": Loader(lambda first: "ContextTokens" in first, _read_azure, is_dated=True),
     "vidur": Loader(lambda first: "num_prefill_tokens" in first, _read_vidur),
+    "burstgpt": Loader(lambda first: "Request tokens" in first, _read_burstgpt),
+    "bailian": Loader(lambda first: "chat_id" in first, _read_bailian, has_all_parents=False),
 }
 
 
@@ -344,8 +400,11 @@ def read_trace(path: Path, loader_name: str | None = None) -> Iterator[TraceRequ
         if loader.is_dated and request.arrival_s is not None:
             start_s = request.arrival_s if start_s is None else start_s
             request = replace(request, arrival_s=max(0.0, request.arrival_s - start_s))
+        if not loader.has_all_parents:
+            known = tuple(one for one in request.wait_for if one in checks.ids)
+            request = replace(request, wait_for=known)
         yield checks.add(request, row)
-    if checks is None:
+    if checks is None or loader is None:
         raise TraceError(f"{path}: no rows")
     checks.finish()
 
@@ -354,7 +413,7 @@ def _detect(row: Row) -> Loader:
     for loader in LOADERS.values():
         if loader.claims(row.fields):
             return loader
+    kind = seen_in(orjson.dumps(row.fields)[:HEAD_BYTES]) or fields_of(row.fields)
     raise TraceError(
-        f"{row.file}:{row.line}: format: must be one of {', '.join(LOADERS)}; a row has at least "
-        "timestamp, input_length, output_length, hash_ids"
+        f"{row.file}:{row.line}: format: must be one of {', '.join(LOADERS)}{refused(kind)}"
     )

@@ -13,11 +13,15 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import orjson
 
+from replayer.trace.foreign import HEAD_BYTES, refused, seen_in
+
+HEAD_LINES = 100
 MAX_BLOCK_ID = 2**64 - 1  # 64 bits: with fewer, different prefixes have collided
 SHOWN_CHARS = 40
 MAX_DIGITS = 18
@@ -202,24 +206,42 @@ class Meta:
 def rows(path: Path) -> Iterator[Row]:
     """Read a file of one JSON object per line, or of a CSV table; raises TraceError."""
     table: _Table | None = None
-    is_first = True
-    empty = 0
+    is_first, empty = True, 0
     for number, raw in enumerate(_lines(path), start=1):
         line = _without_mark(raw, path) if number == 1 else raw
-        if len(line) > MOST_LINE_BYTES:
-            raise TraceError(f"{path}:{number}: line: must be at most {MOST_LINE_BYTES} bytes")
         if not line.strip():
             empty += 1
             if empty > MOST_EMPTY_LINES:
                 raise TraceError(f"{path}:{number}: more than {MOST_EMPTY_LINES} lines are empty")
             continue
+        where = f"{path}:{number}"
         if is_first:
             table, is_first = _Table.of(line), False
+            fields = {} if table is not None else _first(line, where, path)
             if table is not None:
                 continue
-        where = f"{path}:{number}"
-        fields = _object(line, where) if table is None else table.cells(line, where)
+        else:
+            fields = _fields(line, where, table)
         yield Row(str(path), number, fields)
+
+
+def _first(line: bytes, where: str, path: Path) -> dict[str, Any]:
+    """Read the first row, or say what the file is instead of a trace."""
+    try:
+        return _fields(line, where, None)
+    except TraceError as error:
+        head = line if len(line) >= HEAD_BYTES else b"".join(islice(_lines(path), HEAD_LINES))
+        kind = seen_in(head[:HEAD_BYTES])
+        raise TraceError(f"{error}{refused(kind)}" if kind else str(error)) from None
+
+
+def _fields(line: bytes, where: str, table: "_Table | None") -> dict[str, Any]:
+    if len(line) > MOST_LINE_BYTES:
+        raise TraceError(f"{where}: line: must be at most {MOST_LINE_BYTES} bytes")
+    fields = _object(line, where) if table is None else table.cells(line, where)
+    if line.count(b"[") + line.count(b"{") > MOST_DEEP and _depth(fields) > MOST_DEEP:
+        raise TraceError(f"{where}: line: must be at most {MOST_DEEP} lists and objects deep")
+    return fields
 
 
 def _without_mark(line: bytes, path: Path) -> bytes:
@@ -236,8 +258,6 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
         raise TraceError(f"{where}: line: must be one JSON object ({error})") from None
     if not isinstance(fields, dict):
         raise TraceError(f"{where}: line: must be one JSON object")
-    if line.count(b"[") + line.count(b"{") > MOST_DEEP and _depth(fields) > MOST_DEEP:
-        raise TraceError(f"{where}: line: must be at most {MOST_DEEP} lists and objects deep")
     return fields
 
 
@@ -264,7 +284,7 @@ class _Table:
         """The table whose columns a first line names; None if it is anything else."""
         for delimiter in DELIMITERS if not line.lstrip().startswith(b"{") else "":
             names = _split(line, delimiter)
-            if len(names) > 1 and all(name.isidentifier() for name in names):
+            if len(names) > 1 and all(name.replace(" ", "_").isidentifier() for name in names):
                 return cls(names, delimiter)
         return None
 
@@ -285,16 +305,26 @@ def _split(line: bytes, delimiter: str) -> list[str]:
     return [cell.strip() for cell in cells]
 
 
-def _value(cell: str) -> int | float | str | None:
+def _value(cell: str) -> Any:
     if not cell:
         return None
     if cell.isdecimal() and len(cell) <= MAX_DIGITS:
         return int(cell)
+    if cell.startswith("["):
+        return _list(cell)
     try:
         value = float(cell)
     except ValueError:
         return cell
     return value if math.isfinite(value) else cell
+
+
+def _list(cell: str) -> Any:
+    """Read a cell that has a list, as of block ids; text if it is none."""
+    try:
+        return orjson.loads(cell)
+    except orjson.JSONDecodeError:
+        return cell
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -22,6 +22,15 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "ContextTokens": 600,
         "GeneratedTokens": 5,
     },
+    "burstgpt": {"Timestamp": 27.482, "Request tokens": 600, "Response tokens": 5},
+    "bailian": {
+        "chat_id": 1,
+        "parent_chat_id": -1,
+        "timestamp": 27.482,
+        "input_length": 600,
+        "output_length": 5,
+        "hash_ids": list(range(46, 84)),
+    },
     "vidur": {"num_prefill_tokens": 600, "num_decode_tokens": 5, "num_total_tokens": 605},
 }
 

@@ -16,8 +16,12 @@ def test_every_loader_claims_and_reads_its_own_rows(name, tmp_path):
     row = EXAMPLES[name]
     (request,) = read_trace(write(tmp_path / "t.jsonl", row))
     assert next(n for n, loader in LOADERS.items() if loader.claims(row)) == name
-    assert (request.input_tokens, request.output_tokens, request.block_tokens) == (600, 5, 512)
-    if name in ("mooncake", "superset"):
+    block_tokens = 16 if name == "bailian" else 512
+    sizes = (request.input_tokens, request.output_tokens, request.block_tokens)
+    assert sizes == (600, 5, block_tokens)
+    if name == "bailian":
+        assert block_ids(request.runs) == EXAMPLES[name]["hash_ids"]
+    elif name in ("mooncake", "superset"):
         assert request.arrival_s == pytest.approx(27.482)
         assert block_ids(request.runs) == [46, 47]
     else:
