@@ -25,6 +25,7 @@ from replayer.trace.rows import (
     Row,
     Runs,
     TraceError,
+    head_of,
     read_meta,
     read_sidecar,
     rows,
@@ -382,7 +383,7 @@ def read_trace(path: Path, loader_name: str | None = None) -> Iterator[TraceRequ
     loader = LOADERS[loader_name] if loader_name else None
     checks: _Checks | None = None
     start_s: float | None = None
-    for row in rows(path):
+    for row in _known_rows(path):
         if checks is None:
             if "trace" in row.fields and "output_length" not in row.fields:
                 meta = read_meta(row, row.fields["trace"])
@@ -407,6 +408,19 @@ def read_trace(path: Path, loader_name: str | None = None) -> Iterator[TraceRequ
     if checks is None or loader is None:
         raise TraceError(f"{path}: no rows")
     checks.finish()
+
+
+def _known_rows(path: Path) -> Iterator[Row]:
+    """Yield a file's rows; where the first one is none, say what the file is instead of a trace."""
+    found = rows(path)
+    try:
+        first = next(found, None)
+    except TraceError as error:
+        kind = seen_in(head_of(path, HEAD_BYTES))
+        raise TraceError(f"{error}{refused(kind)}" if kind else str(error)) from None
+    if first is not None:
+        yield first
+        yield from found
 
 
 def _detect(row: Row) -> Loader:

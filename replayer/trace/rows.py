@@ -13,15 +13,11 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import orjson
 
-from replayer.trace.foreign import HEAD_BYTES, refused, seen_in
-
-HEAD_LINES = 100
 MAX_BLOCK_ID = 2**64 - 1  # 64 bits: with fewer, different prefixes have collided
 SHOWN_CHARS = 40
 MAX_DIGITS = 18
@@ -217,22 +213,19 @@ def rows(path: Path) -> Iterator[Row]:
         where = f"{path}:{number}"
         if is_first:
             table, is_first = _Table.of(line), False
-            fields = {} if table is not None else _first(line, where, path)
             if table is not None:
                 continue
-        else:
-            fields = _fields(line, where, table)
-        yield Row(str(path), number, fields)
+        yield Row(str(path), number, _fields(line, f"{path}:{number}", table))
 
 
-def _first(line: bytes, where: str, path: Path) -> dict[str, Any]:
-    """Read the first row, or say what the file is instead of a trace."""
-    try:
-        return _fields(line, where, None)
-    except TraceError as error:
-        head = line if len(line) >= HEAD_BYTES else b"".join(islice(_lines(path), HEAD_LINES))
-        kind = seen_in(head[:HEAD_BYTES])
-        raise TraceError(f"{error}{refused(kind)}" if kind else str(error)) from None
+def head_of(path: Path, most: int) -> bytes:
+    """Read the beginning of a file, from which can be told what it is."""
+    head = b""
+    for line in _lines(path):
+        head += line[:most]
+        if len(head) >= most:
+            break
+    return head[:most]
 
 
 def _fields(line: bytes, where: str, table: "_Table | None") -> dict[str, Any]:

@@ -147,8 +147,10 @@ def test_a_mark_at_the_beginning_is_no_part_of_the_first_row(tmp_path):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_request_without_output_is_sent_for_one_token(tmp_path, name):
     row = EXAMPLES[name]
-    fields = {"output_length", "GeneratedTokens", "num_decode_tokens"} & row.keys()
-    failed = row | dict.fromkeys(fields, 0) | ({"turn": 1} if "turn" in row else {})
+    fields = {"output_length", "GeneratedTokens", "num_decode_tokens", "Response tokens"}
+    later = {"turn": 1, "chat_id": 2}
+    failed = row | dict.fromkeys(fields & row.keys(), 0)
+    failed |= {field: value for field, value in later.items() if field in row}
     read = read_trace(write(tmp_path / "t.jsonl", row, failed))
     assert [request.output_tokens for request in read] == [5, 1]
 
