@@ -210,7 +210,6 @@ def rows(path: Path) -> Iterator[Row]:
             if empty > MOST_EMPTY_LINES:
                 raise TraceError(f"{path}:{number}: more than {MOST_EMPTY_LINES} lines are empty")
             continue
-        where = f"{path}:{number}"
         if is_first:
             table, is_first = _Table.of(line), False
             if table is not None:
