@@ -42,9 +42,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(_bytes(path).splitlines(), start=1):
         try:
-            rows.append(orjson.loads(line))
+            row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             raise RunError(f"{path}:{number}: must be one JSON object ({error})") from None
+        if not isinstance(row, dict):
+            raise RunError(f"{path}:{number}: must be one JSON object")
+        rows.append(row)
     return rows
 
 

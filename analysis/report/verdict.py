@@ -56,7 +56,7 @@ def _is_judged(row: Row) -> bool:
 
 def _possible(row: Row) -> float:
     """Return how many tokens of a prompt an engine may have that began empty, as it counts them."""
-    ideal = row.get("possible_hit_tokens", row["ideal_hit_tokens"])
+    ideal = max(row.get("possible_hit_tokens") or 0, row["ideal_hit_tokens"])
     prompt, asked = row["prompt_tokens"], row.get("input_length")
     if asked is None:
         return float(ideal + TEMPLATE_TOKENS)

@@ -20,7 +20,7 @@ import orjson
 from replayer.arguments import replace_file
 from replayer.replay.client import ReplayOutcome, TimedExchange
 from replayer.replay.options import ReplayOptions
-from replayer.replay.plan import IdealCache, Plan, digest
+from replayer.replay.plan import BusyCache, IdealCache, Plan, digest
 from replayer.replay.progress import Tally
 from replayer.replay.run import Result, Run
 from replayer.trace.loaders import TraceRequest
@@ -111,29 +111,32 @@ def rows_of(results: Sequence[Result], options: ReplayOptions) -> list[dict[str,
     """Make one row per result, in the order of sending; skipped ones last."""
     sent = [result for result in results if result.exchange is not None]
     sent.sort(key=lambda result: result.exchange.sent_s if result.exchange else 0.0)
-    cache, rows = IdealCache(), []
-    for at, result in enumerate(sent):
-        row = row_of(result, cache.share(result.request), save_text=options.save_text)
-        if (row["cached_tokens"] or 0) > (row["ideal_hit_tokens"] or 0):
-            under_way = [other.request for other in _under_way(sent, at)]
-            share = cache.share(result.request, under_way)
-            row["possible_hit_tokens"] = _tokens(result, share)
-        cache.add(result.request)
-        rows.append(row)
+    cache = IdealCache()
+    rows = [row_of(one, cache.add(one.request), save_text=options.save_text) for one in sent]
+    _bound_hits(sent, rows)
     rest = (result for result in results if result.exchange is None)
     return [*rows, *(row_of(result, None, save_text=False) for result in rest)]
 
 
-def _under_way(sent: Sequence[Result], at: int) -> Iterable[Result]:
-    """Yield what was sent between a request and its first token: an engine may take it first."""
-    exchange = sent[at].exchange
-    assert exchange is not None
-    first_s = exchange.stream.first_token_s
-    until_s = exchange.end_s if first_s is None else first_s
-    for other in sent[at + 1 :]:
-        if other.exchange is None or other.exchange.sent_s > until_s:
-            return
-        yield other
+def _bound_hits(sent: Sequence[Result], rows: Sequence[dict[str, Any]]) -> None:
+    """Add how much could be hit to rows with more hits than the ideal.
+
+    An engine may begin requests in another order than that of sending.
+    """
+    above = [
+        at
+        for at, row in enumerate(rows)
+        if (row["cached_tokens"] or 0) > (row["ideal_hit_tokens"] or 0)
+    ]
+    if not above:
+        return
+    cache = BusyCache((one.request, one.exchange.sent_s) for one in sent if one.exchange)
+    for at in above:
+        exchange = sent[at].exchange
+        if exchange is not None:
+            first_s = exchange.stream.first_token_s
+            share = cache.share(sent[at].request, exchange.end_s if first_s is None else first_s)
+            rows[at]["possible_hit_tokens"] = _tokens(sent[at], share)
 
 
 def _tokens(result: Result, share: float | None) -> int | None:

@@ -5,8 +5,9 @@ whole trace and for the selection.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import orjson
 import xxhash
@@ -46,29 +47,62 @@ class IdealCache:
                 self._seen.update(range(start, start + count))
         return found
 
-    def share(self, request: TraceRequest, under_way: Sequence[TraceRequest] = ()) -> float:
-        """Return the share of a prompt that is there: leading blocks that came before.
-
-        `under_way`: requests that came later, but whose blocks may be there too.
-        """
-        later = {block for other in under_way for block in block_ids(runs_of(other))}
+    def share(self, request: TraceRequest) -> float:
+        """Return the share of a prompt that is there: leading blocks that came before."""
         blocks = 0
         for start, count in runs_of(request):
-            found = self._leading(range(start, start + count), later)
+            run = range(start, start + count)
+            found = count if self._seen.issuperset(run) else _leading(run, self._seen.__contains__)
             blocks += found
             if found < count:
                 break
-        if is_literal(request):
-            return blocks * LITERAL_BLOCK_BYTES / max(1, len(literal_text(request)))
-        tokens = request.input_tokens or 0
-        return min(blocks * request.block_tokens, tokens) / max(1, tokens)
+        return _share(request, blocks)
 
-    def _leading(self, run: range, later: set[int]) -> int:
-        seen = self._seen
-        if seen.issuperset(run):
-            return len(run)
-        absent = (at for at, block in enumerate(run) if block not in seen and block not in later)
-        return next(absent, len(run))
+
+class BusyCache:
+    """A cache that may have a block as soon as another request with it was sent.
+
+    Engines need not begin requests in the order of their sending, so this is the most that one
+    which began empty can hit.
+    """
+
+    def __init__(self, sent: Iterable[tuple[TraceRequest, float]]) -> None:
+        """Take all requests of a run in the order of sending, with their times."""
+        self._first: dict[int, tuple[float, str]] = {}
+        self._second_s: dict[int, float] = {}
+        for request, sent_s in sent:
+            for block in _common_blocks(request):
+                if block not in self._first:
+                    self._first[block] = sent_s, request.request_id
+                elif self._first[block][1] != request.request_id:
+                    self._second_s.setdefault(block, sent_s)
+
+    def share(self, request: TraceRequest, until_s: float) -> float:
+        """Return the share of a prompt that others had sent by a time: leading blocks."""
+
+        def was_sent(block: int) -> bool:
+            first_s, owner = self._first[block]
+            mine = owner == request.request_id
+            return (self._second_s.get(block, inf) if mine else first_s) <= until_s
+
+        return _share(request, _leading(_common_blocks(request), was_sent))
+
+
+def _common_blocks(request: TraceRequest) -> list[int]:
+    """Return the leading blocks of a prompt that another request may have."""
+    return [block for block in block_ids(runs_of(request)) if block < PRIVATE_ID]
+
+
+def _leading(blocks: Sequence[int], is_there: Callable[[int], bool]) -> int:
+    return next((at for at, block in enumerate(blocks) if not is_there(block)), len(blocks))
+
+
+def _share(request: TraceRequest, blocks: int) -> float:
+    """Return the share of a prompt that its first blocks are."""
+    if is_literal(request):
+        return blocks * LITERAL_BLOCK_BYTES / max(1, len(literal_text(request)))
+    tokens = request.input_tokens or 0
+    return min(blocks * request.block_tokens, tokens) / max(1, tokens)
 
 
 def ideal_hits(requests: Iterable[TraceRequest]) -> dict[str, int]:

@@ -61,3 +61,13 @@ def test_samples_are_for_the_summary_and_not_in_the_file(tmp_path: Path) -> None
     write_rows(tmp_path / "requests.jsonl", found)
     [line] = (tmp_path / "requests.jsonl").read_bytes().splitlines()
     assert orjson.loads(line).keys() == found[0].keys() - {GAPS}
+
+
+def test_more_hits_than_the_ideal_are_held_against_what_was_under_way(tmp_path: Path) -> None:
+    early, late = result("early", 1.0, (1, 2)), result("late", 1.1, (1, 3))
+    for one in (early, late):
+        assert one.exchange is not None
+        one.exchange.stream.cached_tokens = 4
+    first, second = rows(tmp_path, [early, late])
+    assert (first["ideal_hit_tokens"], first["possible_hit_tokens"]) == (0, 4)
+    assert (second["ideal_hit_tokens"], "possible_hit_tokens" in second) == (4, False)

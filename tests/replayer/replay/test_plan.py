@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replayer.replay.options import parse_options
-from replayer.replay.plan import ideal_hits, make_plan
+from replayer.replay.plan import BusyCache, IdealCache, ideal_hits, make_plan
 from replayer.trace.loaders import TraceRequest
 from replayer.trace.rows import TraceError
 
@@ -96,3 +96,28 @@ def test_outputs_are_cut_and_the_number_limited(tmp_path):
 def test_an_empty_selection_is_refused(tmp_path):
     with pytest.raises(TraceError, match="the selection leaves no request"):
         plan(tmp_path, "--max-input", "1")
+
+
+def test_a_busy_cache_has_what_others_sent_whoever_was_first():
+    """Engines may begin requests in another order than that of sending."""
+
+    def made(name, *ids):
+        return TraceRequest(name, None, 0, 0.0, 4 * len(ids), 1, tuple((i, 1) for i in ids), 4, 1)
+
+    first, later, alone = made("a", 1, 2), made("b", 1, 3), made("c", 9)
+    cache = BusyCache([(first, 0.0), (later, 1.0), (alone, 2.0)])
+    assert cache.share(first, 0.5) == 0.0
+    assert cache.share(first, 1.0) == 0.5
+    assert cache.share(later, 1.0) == 0.5
+    assert cache.share(alone, 99.0) == 0.0
+
+
+def test_literal_prompts_share_the_text_that_they_begin_with():
+    def made(name, text, **fields):
+        return TraceRequest(name, None, 0, 0.0, None, 1, (), 512, 1, prompt=text, **fields)
+
+    cache = IdealCache()
+    assert cache.add(made("a", "x" * 640)) == 0.0
+    assert cache.add(made("b", "x" * 640 + "y" * 640)) == 0.5
+    assert cache.add(made("c", "y" + "x" * 639)) == 0.0
+    assert ideal_hits([made("a", "x" * 640), made("b", "x" * 640)]) == {"a": 0, "b": 0}
