@@ -24,9 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = {"bootstrap_port": None, **vars(_parser().parse_args(argv))}
     logging.basicConfig(level=args.pop("log_level").upper(), format="%(levelname)s %(message)s")
     try:
-        if args["bootstrap_port"] is None:
-            args["bootstrap_port"] = usual_bootstrap_port(args["port"], args["instances"])
-        _check_ports(args["port"], args["bootstrap_port"], args["instances"])
+        first = args["bootstrap_port"]
+        usual = USUAL_BOOTSTRAP_PORT if first is None else first
+        _check_ports(args["port"], usual, args["instances"])
         _check_events_port(args["kv_events_port"], args["instances"])
         fleet_arguments = {"count": args.pop("instances"), **args}
         uvloop.run(_serve(fleet_arguments))
@@ -106,12 +106,7 @@ def _add(parser: argparse.ArgumentParser, spec: "Field[Any]") -> None:
     )
 
 
-def usual_bootstrap_port(port: int, instances: int) -> int | None:
-    """Return None for vLLM's, or 0 for free ones: vLLM's may be among the engines' own ports."""
-    return 0 if port and abs(port - USUAL_BOOTSTRAP_PORT) < instances else None
-
-
-def _check_ports(port: int, bootstrap_port: int | None, instances: int) -> None:
+def _check_ports(port: int, bootstrap_port: int, instances: int) -> None:
     """Refuse numbers that cannot be ports, and port ranges that overlap."""
     if not 1 <= instances <= 1_000:
         raise ValueError(f"--instances {instances}: must be 1 to 1000")

@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 import pytest
 
-from replayer.simulator.cli import main, usual_bootstrap_port
+from replayer.simulator.cli import main
 from replayer.simulator.options import SimOptions
 
 
@@ -118,9 +118,8 @@ def test_a_taken_port_is_named_with_its_option(option, capsys):
 
 
 def test_usual_bootstrap_ports_never_meet_the_engines_own(capsys):
-    """Ports of engines from 8997 on: the usual 8998 is the second one's."""
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "8998, or free ones" in " ".join(capsys.readouterr().out.split())
-    assert usual_bootstrap_port(8997, 4) == 0
-    assert usual_bootstrap_port(8001, 4) is None
+    assert main(["--port", "8997", "--instances", "4"]) == 2
+    assert "--bootstrap-port 8998: 4 ports from there meet those" in capsys.readouterr().err
