@@ -5,6 +5,7 @@ table library first.
 """
 
 import gc
+import os
 import secrets
 import signal
 import sys
@@ -13,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import orjson
@@ -108,7 +110,7 @@ def report(
         facts["proxy_log_missing"], facts["proxy_log_problem"] = joined
     summary = summarise(facts, rows)
     console, out = Console(), options.out
-    print_report(summary, console)
+    _print(folder, lambda: print_report(summary, console))
     document = orjson.dumps(summary, option=orjson.OPT_INDENT_2)
     writes: dict[str, Callable[[], None]] = {
         "requests.jsonl": lambda: write_rows(out / "requests.jsonl", rows),
@@ -121,9 +123,22 @@ def report(
         try:
             write()
         except OSError as error:
-            folder.failed(name, error)
+            folder.failed(str(out / name), error)
             told = f"not written whole ({error.strerror or error})"
-        console.print(f"{told}: {out / name}", soft_wrap=True, markup=False, highlight=False)
+        line = f"{told}: {out / name}"
+        _print(folder, partial(console.print, line, soft_wrap=True, markup=False, highlight=False))
+
+
+def _print(folder: RunFolder, write: Callable[[], None]) -> None:
+    """Write to standard output; where that is full, the files are written all the same."""
+    try:
+        write()
+    except OSError as error:
+        folder.failed("standard output", error)
+        # Or what is left in its buffer fails again at the end of the process.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 if __name__ == "__main__":

@@ -89,15 +89,14 @@ class RunFolder:
             while written < len(line):
                 written += os.write(self._file, line[written:])
         except OSError as error:
-            self.failed("requests.jsonl", error)
+            self.failed(str(self._options.out / "requests.jsonl"), error)
             with suppress(OSError):  # of a device
                 os.ftruncate(self._file, os.lseek(self._file, 0, os.SEEK_CUR) - written)
 
     def failed(self, name: str, error: OSError) -> None:
-        """Say on stderr that a file cannot be written, for the first one."""
+        """Say on stderr what cannot be written, of the first that cannot."""
         if not self.is_full:
-            said = f"replay: {self._options.out / name}: {error.strerror or error}"
-            sys.stderr.write(f"{said}\n")
+            sys.stderr.write(f"replay: {name}: {error.strerror or error}\n")
         self.is_full = True
 
     def close(self) -> None:

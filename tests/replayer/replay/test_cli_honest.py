@@ -237,3 +237,18 @@ def test_a_target_that_answers_one_of_the_first_is_replayed_to_the_end(tmp_path)
     with in_thread(serving(engine)):
         _status, summary, _rows = run(trace, engine, tmp_path)
     assert summary["requests"]["sent"] == 40
+
+
+def test_a_full_disk_behind_the_console_is_one_line_too(trace, tmp_path):
+    out = tmp_path / "out"
+    with in_thread(serving(Engine())) as engine, open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command(trace, engine, out, "--no-html"),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.stderr == "replay: standard output: No space left on device\n"
+    assert done.returncode == 1
+    assert analyze(["report", str(out)]) == 0
