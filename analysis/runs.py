@@ -18,6 +18,16 @@ from analysis.phases import phases_of, time_of
 from replayer.arguments import InputError
 
 Summarise = Callable[[Mapping[str, Any], list[dict[str, Any]]], dict[str, Any]]
+NUMBERS_OF_ROWS = (
+    "_tokens",
+    "_length",
+    "sent_s",
+    "end_s",
+    "token_s",
+    "byte_s",
+    "intended_s",
+    "gap_s",
+)
 NEEDED_COLUMNS = ("request_id", "outcome", "sent_s", "end_s", "output_digest", "route_class")
 
 
@@ -45,8 +55,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             raise RunError(f"{path}:{number}: must be one JSON object ({error})") from None
-        if not isinstance(row, dict):
-            raise RunError(f"{path}:{number}: must be one JSON object")
+        if not _is_row(row):
+            raise RunError(f"{path}:{number}: must be the row of a request")
         rows.append(row)
     return rows
 
@@ -83,12 +93,22 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    return row if isinstance(row, dict) and row.get("outcome") else None
+    return row if _is_row(row) else None
+
+
+def _is_row(row: Any) -> bool:
+    """Whether a line is a request's row: named, with an outcome, and with numbers as numbers."""
+    if not isinstance(row, dict):
+        return False
+    numbers = (value for name, value in row.items() if name.endswith(NUMBERS_OF_ROWS))
+    return isinstance(row.get("outcome"), str) and all(
+        value is None or isinstance(value, int | float) for value in numbers
+    )
 
 
 def is_cut(summary: Mapping[str, Any]) -> bool:
     """Whether a summary is that of a run which did not come to its end: it has only its facts."""
-    return "requests" not in summary and "run_id" in summary
+    return not isinstance(summary.get("requests"), dict)
 
 
 def load_run(folder: Path, summarise: Summarise) -> LoadedRun:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from analysis.report.summary import summarise
 from analysis.report.tables import print_report
-from analysis.runs import RunError, join_proxy_log, rows_of_log
+from analysis.runs import RunError, join_proxy_log, read_run, rows_of_log
 from proxy.telemetry.record import RequestRecord
 from tests.support.runs import row
 
@@ -125,3 +125,28 @@ def test_a_log_of_any_values_makes_a_summary_or_one_line(tmp_path_factory, recor
     summary = summarise({}, rows)
     assert summary["requests"]["sent"] == len(rows)
     print_report(summary, Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("summary", [b"{}", b'{"requests":5}', b'{"run_id":"x","planned":4}'])
+def test_a_cut_run_has_the_rows_that_are_whole(tmp_path, summary):
+    (tmp_path / "summary.json").write_bytes(summary)
+    lines = [
+        b'{"request_id":"b","outcome":"ok","sent_s":2.0,"end_s":3.0}',
+        b'{"request_id":"a","outcome":"ok","sent_s":1.0,"end_s":3.0}',
+        b'{"request_id":"c","outcome":"ok","sent_s":"x"}',
+        b'{"request_id":"d","outcome":5}',
+        b"[1]",
+        b'{"req',
+    ]
+    (tmp_path / "requests.jsonl").write_bytes(b"\n".join(lines))
+    found, rows = read_run(tmp_path, summarise)
+    assert [row["request_id"] for row in rows] == ["a", "b"]
+    assert found["requests"]["ok"] == 2
+    assert "4 lines of requests.jsonl are no whole row" in found["degraded"]
+
+
+def test_a_whole_run_with_a_row_that_is_none_is_refused(tmp_path):
+    (tmp_path / "summary.json").write_bytes(b'{"requests":{}}')
+    (tmp_path / "requests.jsonl").write_bytes(b'{"request_id":"c","outcome":"ok","sent_s":"x"}')
+    with pytest.raises(RunError, match=r"jsonl:1: must be the row of a request"):
+        read_run(tmp_path, summarise)

@@ -154,7 +154,7 @@ def test_a_run_leaves_whole_lines_when_the_disk_fills_in_it(tmp_path, sim):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\n"
         "from replayer.replay.cli import main\nsys.exit(main(sys.argv[1:]))"
     )
-    told = [*command(trace, sim, out)[3:]]
+    told = command(trace, sim, out, "--no-html")[3:]
     done = subprocess.run(
         [sys.executable, "-c", code, *told], capture_output=True, text=True, check=False
     )
