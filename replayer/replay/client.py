@@ -128,6 +128,7 @@ def _error_text(error: Any) -> str:
 # vLLM closes an idle connection after 5 s; reusing one at that moment would fail a request.
 KEEPALIVE_S = 4.0
 CONNECT_TIMEOUT_S = 10.0
+NO_CONNECTION = f"no connection within {CONNECT_TIMEOUT_S:g} s"
 READ_BUFFER_BYTES = 1 << 20  # at the default 64 KiB long answers stop and go
 LARGE_BODY_BYTES = 1 << 20  # from this size on aiohttp wants a body that it can send in pieces
 ERROR_CHARS = 300
@@ -285,7 +286,7 @@ class Client:
 def explain(error: aiohttp.ClientError | OSError) -> str:
     """Describe a failed connection in one line for the user."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return f"no connection within {CONNECT_TIMEOUT_S:g} s"
+        return NO_CONNECTION
     if isinstance(error, aiohttp.ClientPayloadError):
         return "the answer broke off before its end"
     if not isinstance(error, aiohttp.ClientConnectorError):

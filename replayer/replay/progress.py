@@ -9,7 +9,7 @@ from statistics import median
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from replayer.replay.client import ReplayOutcome, TimedExchange
+from replayer.replay.client import NO_CONNECTION, ReplayOutcome, TimedExchange
 from replayer.replay.run import Result
 
 RECENT = 64
@@ -80,8 +80,9 @@ def _is_in_vain(exchange: TimedExchange) -> bool:
     """Whether an answer says that the same will come again: a refusal as wrong, or no server."""
     if exchange.outcome is ReplayOutcome.HTTP_ERROR:
         return 400 <= (exchange.status or 0) < 500 and exchange.status not in MAY_PASS
-    unconnected = (ReplayOutcome.DISCONNECT_BEFORE_FIRST, ReplayOutcome.TIMEOUT)
-    return exchange.outcome in unconnected and exchange.status is None
+    if exchange.outcome is ReplayOutcome.TIMEOUT:  # a slow engine may get faster
+        return exchange.error == NO_CONNECTION
+    return exchange.outcome is ReplayOutcome.DISCONNECT_BEFORE_FIRST and exchange.status is None
 
 
 class ProgressLine(Progress):

@@ -2,9 +2,10 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
-from replayer.replay.client import ReplayOutcome, TimedExchange
+from replayer.replay.client import NO_CONNECTION, ReplayOutcome, TimedExchange
 from replayer.replay.progress import ProgressLine, Tally, shown
 from replayer.replay.run import Result
 from replayer.trace.loaders import TraceRequest
@@ -59,3 +60,36 @@ def test_nothing_is_drawn_where_nothing_is_wanted():
     with shown(Console(file=file), Tally(), 5, live=False):
         pass
     assert file.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "stops_after"),
+    [
+        ({"outcome": ReplayOutcome.HTTP_ERROR, "status": 404}, 5),
+        ({"outcome": ReplayOutcome.HTTP_ERROR, "status": 401}, 5),
+        ({"outcome": ReplayOutcome.HTTP_ERROR, "status": 429}, 20),
+        ({"outcome": ReplayOutcome.HTTP_ERROR, "status": 500}, 20),
+        ({"outcome": ReplayOutcome.REJECTED, "status": 503}, 20),
+        ({"outcome": ReplayOutcome.DISCONNECT_BEFORE_FIRST}, 5),
+        ({"outcome": ReplayOutcome.TIMEOUT, "error": NO_CONNECTION}, 5),
+        ({"outcome": ReplayOutcome.TIMEOUT, "error": "no end after 2 s"}, 20),
+        ({"outcome": ReplayOutcome.INTERRUPTED}, None),
+        ({"outcome": ReplayOutcome.OK}, None),
+    ],
+)
+def test_a_run_stops_where_none_of_the_first_answers_is_ok(fields, stops_after):
+    for most in (0, 30):
+        tally = Tally(max_failures=most)
+        result = Result(REQUEST, "r.run", 1.0, TimedExchange(sent_s=1.0, end_s=3.0, **fields))
+        told = [tally.ended(result) is not None for _ in range(40)]
+        if stops_after is None:
+            assert not any(told)
+        else:
+            assert told.index(True) + 1 == max(stops_after, most + 1)
+
+
+def test_one_answer_that_is_ok_keeps_a_run_going():
+    tally = Tally()
+    ended(tally, ReplayOutcome.OK)
+    refused = TimedExchange(sent_s=1.0, end_s=3.0, outcome=ReplayOutcome.HTTP_ERROR, status=404)
+    assert not any(tally.ended(Result(REQUEST, "r", 1.0, refused)) for _ in range(40))
