@@ -9,7 +9,7 @@ unknown or that it did not happen.
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +28,7 @@ from replayer.trace.loaders import TraceRequest
 ROUTE_HEADERS = {
     "instance": "X-Cache-Proxy-Instance",
     "route_class": "X-Cache-Proxy-Route",
-    "offload_decision_reason": "X-Cache-Proxy-Reason",
+    "reason": "X-Cache-Proxy-Reason",
 }
 SETTINGS = ("endpoint", "chat", "prompt", "think_cap_s", "ramp_s")
 """Options that change what is sent, or when."""
@@ -189,7 +189,18 @@ def _seen(exchange: TimedExchange) -> dict[str, Any]:
         "max_gap_s": max(exchange.gaps_s, default=None),
         "output_digest": exchange.digest,
         GAPS: exchange.gaps_s,
-    } | {name: exchange.headers.get(header) for name, header in ROUTE_HEADERS.items()}
+    } | _told(exchange.headers)
+
+
+def _told(headers: Mapping[str, str]) -> dict[str, str | None]:
+    """Return what the proxy's headers say of a request's way.
+
+    `reason` begins with why this instance; of a request that was placed, its last word is the
+    reason of the offload decision.
+    """
+    told = {name: headers.get(header) for name, header in ROUTE_HEADERS.items()}
+    reason = told["reason"] if told["route_class"] else None
+    return told | {"offload_decision_reason": reason and reason.rpartition("; ")[2]}
 
 
 def run_facts(run: Run, plan: Plan, started_unix_s: float, *, finished: bool) -> dict[str, Any]:

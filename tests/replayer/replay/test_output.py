@@ -71,3 +71,29 @@ def test_more_hits_than_the_ideal_are_held_against_what_was_under_way(tmp_path: 
     first, second = rows(tmp_path, [early, late])
     assert (first["ideal_hit_tokens"], first["possible_hit_tokens"]) == (0, 4)
     assert (second["ideal_hit_tokens"], "possible_hit_tokens" in second) == (4, False)
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"X-Cache-Proxy-Route": "WARM", "X-Cache-Proxy-Reason": "d_idle"}, "d_idle"),
+        (
+            {
+                "X-Cache-Proxy-Route": "HEAVY_COLO",
+                "X-Cache-Proxy-Reason": "home 41k of 43k cached; below_threshold",
+            },
+            "below_threshold",
+        ),
+        ({"X-Cache-Proxy-Reason": "queue_timeout; decode_blocks 3 of 3"}, None),
+        ({}, None),
+    ],
+)
+def test_the_offload_decision_is_the_last_word_of_the_reason(
+    tmp_path: Path, headers: dict[str, str], reason: str | None
+) -> None:
+    one = result("a", 1.0)
+    assert one.exchange is not None
+    one.exchange.headers = headers
+    [row] = rows(tmp_path, [one])
+    assert row["offload_decision_reason"] == reason
+    assert row["reason"] == headers.get("X-Cache-Proxy-Reason")
