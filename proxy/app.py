@@ -492,7 +492,9 @@ class Proxy:
         if self._settings.limits_heat:
             parts["thermal"] = state.thermal
             parts["engine-caps"] = state.engine_caps
-        await background.run(parts, state.memory, state.metrics)
+        assert self._large_bodies is not None
+        shed = self._large_bodies.uploads.shed
+        await background.run(parts, state.memory, state.metrics, shed)
 
     def _on_signal(self) -> None:
         self._stop.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from proxy.core.admission.memory import Level, Watermark
@@ -34,11 +34,16 @@ class Runs(Protocol):
         """Run until cancelled."""
 
 
-async def run(parts: Mapping[str, Runs], memory: Watermark, metrics: Metrics) -> None:
-    """Run all periodic tasks until cancelled; `parts`: what does its own, by the task's name."""
+async def run(
+    parts: Mapping[str, Runs], memory: Watermark, metrics: Metrics, shed: Callable[[], None]
+) -> None:
+    """Run all periodic tasks until cancelled; `parts`: what does its own, by the task's name.
+
+    `shed` ends bodies that are not complete, as long as memory is short.
+    """
     async with asyncio.TaskGroup() as group:
         group.create_task(_lag(metrics), name="loop-lag")
-        group.create_task(_memory(memory), name="memory")
+        group.create_task(_memory(memory, shed), name="memory")
         for name, part in parts.items():
             group.create_task(part.run(), name=name)
 
@@ -52,7 +57,7 @@ async def _lag(metrics: Metrics) -> None:
         metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
 
 
-async def _memory(watermark: Watermark) -> None:
+async def _memory(watermark: Watermark, shed: Callable[[], None]) -> None:
     """Measure the memory, and return free memory to the kernel after a burst or a giant prompt.
 
     Memory is not returned while giant prompts keep coming and there is room: each would need the
@@ -69,6 +74,8 @@ async def _memory(watermark: Watermark) -> None:
             gave_s = now_s
             await asyncio.to_thread(give_back)
             level = watermark.observe(await asyncio.to_thread(resident_bytes))
+        if level >= Level.NO_HEAVY:
+            shed()  # before others are refused: whoever holds most goes first
         if level is not before:
             used, limit = watermark.used_bytes >> 20, (watermark.limit_bytes or 0) >> 20
             _log.warning("memory: %d of %d MiB: %s", used, limit, _MEMORY_WORDS[level])

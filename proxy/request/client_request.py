@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import orjson
-from aiohttp import StreamReader, web
+from aiohttp import web
 
 from proxy.core.connectors.base import Edits
 from proxy.net.server.connection import connection_of
@@ -36,6 +36,7 @@ from proxy.protocol.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
     MethodNotAllowedError,
+    NoRoomError,
     NoSuchPathError,
     NotForClientsError,
     UnsaltedError,
@@ -45,14 +46,17 @@ from proxy.protocol.headers import forwarded
 from proxy.protocol.names.stored_responses import NAMED
 from proxy.protocol.prompt.facts import MOST_VALUES_SMALL
 from proxy.protocol.streams.movable import Plan
-from proxy.request.content_coding import Unpacking, coding_of
+from proxy.request.content_coding import coding_of
 from proxy.request.forms import examine_form
 from proxy.request.large_bodies import LargeBodies
 from proxy.state.access import Grant
+from proxy.state.uploads import Holding
 
 TOKEN_IDS = "return_token_ids"
 MIN_RATE = 1024
 """Least average rate of a body, bytes per second, checked once a third of its time is over."""
+UNPACKED_RATIO = 20
+"""A packed body has room for so many times its length before it is unpacked: JSON takes a tenth."""
 _LONG_BYTES = 1 << 20
 """The pieces of a longer body are joined in a thread, which does not hold up the event loop."""
 
@@ -82,41 +86,91 @@ async def read(
     `extra_paths`: see `is_relayed`. What could steer an engine's KV connector or rank is taken out,
     see `protocol/body.py`.
     """
-    is_ours = request.raw_path in OFFLOADABLE
-    path = request.raw_path if is_ours else request.path
-    if not is_ours or request.method != "POST":
+    if request.raw_path not in OFFLOADABLE or request.method != "POST":
         _check_path(request, extra_paths)
-    is_ours = path in OFFLOADABLE
-    # What is not UTF-8 JSON is refused, since an engine might understand what was not looked at.
-    # Of a form upload only small fields are read: engines take it for nothing else.
-    is_json = is_ours or not request.content_type.startswith("multipart/")
-    raw = await _body(request, limits, large.unpacking, is_json=is_json)
-    kind = request.headers.get("Content-Type", "")
-    found, members = NO_OBJECT if is_json else await examine_form(raw, kind), Members(raw)
-    if is_ours or (raw and is_json):
-        plans = is_ours and limits.plans_moves
-        task = Task(path, raw, is_object=is_ours, salt=grant.salt, plans=plans)
-        found = await _examined(task, large)
-        members, drop = Members(raw, found.spans), found.drop
-        if grant.tenant is not None and path in (RESPONSES, COMPACT) and NAMED in found.fields:
-            drop = [*drop, NAMED]
-        if found.put or drop:
-            try:
-                members = await _edited(members, found.put, drop)
-            except ValueError as error:
-                raise BadRequestError(str(error)) from error
-        if isinstance(found.plan, Plan) and not found.plan.shows_ids:
-            members = await _with_token_ids(members)
+    content = request.content
+    is_whole = content.is_eof() and "Content-Encoding" not in request.headers
+    if not is_whole and (request.content_length or 0) > limits.bytes:
+        raise _too_large(limits)
+    owner = _owner(request, grant)
+    if is_whole:  # nearly all come with their head, and take no room until they are examined
+        members, found = await _understood(
+            request, content.read_nowait(), grant, limits, large, owner
+        )
+    else:
+        try:
+            with large.uploads.holding(owner, content.total_bytes) as holding:
+                raw = await _body(request, limits, large, holding)
+                members, found = await _understood(request, raw, grant, limits, large, holding)
+        except NoRoomError:
+            connection_of(request).stop_lingering()
+            raise
+    raw = members.raw
     if grant.salt is not None and raw and endpoint_of(request.path).salting is not Salting.NO_KV:
-        _check_salting(request, grant, is_object=is_json and found is not NO_OBJECT)
+        _check_salting(request, grant, is_object=_is_json(request) and found is not NO_OBJECT)
     headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
     return Outgoing(request.method, request.raw_path, headers, members, found)
 
 
-async def _examined(task: Task, large: LargeBodies) -> Examined:
-    """What is needed of a body; raises BadRequestError for one that is refused."""
+def _owner(request: web.Request, grant: Grant) -> str:
+    """Whose share of the room a body takes: a tenant's, or that of a client's address."""
+    return request.remote or "" if grant.tenant is None else grant.tenant
+
+
+def _is_json(request: web.Request) -> bool:
+    """Whether a body is to be JSON.
+
+    What is not UTF-8 JSON is refused, since an engine might understand what was not looked at. Of a
+    form upload only small fields are read: engines take it for nothing else.
+    """
+    is_form = request.content_type.startswith("multipart/")
+    return not is_form or request.raw_path in OFFLOADABLE or request.path in OFFLOADABLE
+
+
+async def _understood(
+    request: web.Request,
+    raw: bytes,
+    grant: Grant,
+    limits: BodyLimits,
+    large: LargeBodies,
+    place: Holding | str,
+) -> tuple[Members, Examined]:
+    """A body with what has to be edited in it at once, and what was found."""
+    if len(raw) > limits.bytes:
+        raise _too_large(limits)
+    path = request.raw_path if request.raw_path in OFFLOADABLE else request.path
+    is_ours, is_json = path in OFFLOADABLE, _is_json(request)
+    if not is_json:
+        found = await examine_form(raw, request.headers.get("Content-Type", ""))
+        return Members(raw), found
+    if not is_ours and not raw:
+        return Members(raw), NO_OBJECT
+    plans = is_ours and limits.plans_moves
+    task = Task(path, raw, is_object=is_ours, salt=grant.salt, plans=plans)
+    found = await _examined(task, large, place)
+    members, drop = Members(raw, found.spans), found.drop
+    if grant.tenant is not None and path in (RESPONSES, COMPACT) and NAMED in found.fields:
+        drop = [*drop, NAMED]
+    if found.put or drop:
+        try:
+            members = await _edited(members, found.put, drop)
+        except ValueError as error:
+            raise BadRequestError(str(error)) from error
+    if isinstance(found.plan, Plan) and not found.plan.shows_ids:
+        members = await _with_token_ids(members)
+    return members, found
+
+
+async def _examined(task: Task, large: LargeBodies, place: Holding | str) -> Examined:
+    """What is needed of a body; raises BadRequestError for one that is refused.
+
+    `place`: the body's among the others, or whose it is as long as it has none.
+    """
     found = examine(task, MOST_VALUES_SMALL) if is_small(task.raw) else None
-    if found is None:
+    if found is None and isinstance(place, str):
+        with large.uploads.holding(place, len(task.raw)):
+            found = await large.examine(task)
+    elif found is None:
         found = await large.examine(task)
     if isinstance(found, Unfit):
         raise BadRequestError(found.message, param=found.param)
@@ -167,7 +221,7 @@ def _check_path(request: web.Request, extra_paths: Collection[str]) -> None:
 
 
 async def _body(
-    request: web.Request, limits: BodyLimits, unpacking: Unpacking, *, is_json: bool
+    request: web.Request, limits: BodyLimits, large: LargeBodies, holding: Holding
 ) -> bytes:
     """The body as it is without a Content-Encoding."""
     given = request.headers.getall("Content-Encoding", ())
@@ -175,13 +229,17 @@ async def _body(
     if request.content.is_eof():
         raw = request.content.read_nowait()
     else:
-        length = request.content_length
-        if (length or 0) > limits.bytes:
-            raise _too_large(limits)
-        raw = await _rest(request, limits, length, is_json=is_json and coding is None)
+        is_json = coding is None and _is_json(request)
+        raw = await _rest(request, limits, holding, is_json=is_json)
     if len(raw) > limits.bytes:
         raise _too_large(limits)
-    return raw if coding is None or not raw else await unpacking.plain(raw, coding, limits.bytes)
+    if coding is None or not raw:
+        return raw
+    if not holding.has(min(UNPACKED_RATIO * len(raw), limits.bytes)):
+        await holding.wait()
+    plain = await large.unpacking.plain(raw, coding, limits.bytes)
+    holding.resize(len(plain))
+    return plain
 
 
 def _too_large(limits: BodyLimits) -> BodyTooLargeError:
@@ -189,39 +247,62 @@ def _too_large(limits: BodyLimits) -> BodyTooLargeError:
 
 
 async def _rest(
-    request: web.Request, limits: BodyLimits, length: int | None, *, is_json: bool
+    request: web.Request, limits: BodyLimits, holding: Holding, *, is_json: bool
 ) -> bytes:
     """The body once it is complete; woken once for one of moderate length that is known."""
-    content = request.content
+    content, length = request.content, request.content_length
     try:
+        if length is not None:
+            await _room(request, holding, length)
         with RateLimit(limits.seconds, lambda: content.total_bytes, MIN_RATE):
-            if length is None or content.exception() is not None:
-                return await request.read()
-            if length > _LONG_BYTES:
-                return await _long(content, is_json=is_json)
+            if length is None or length > _LONG_BYTES or content.exception() is not None:
+                return await _long(request, limits, holding, is_json=is_json)
             content.set_read_chunk_size(limits.bytes)
             # More than aiohttp's own limit may have come in the first read: then it waits for a
             # reader, and nobody will read before the end.
             request.protocol.resume_reading()
             await content.wait_eof()
             return content.read_nowait()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise _too_large(limits) from error
     except TimeoutError as error:
         connection_of(request).stop_lingering()
         late = f"body: not complete in {limits.seconds:g} s, or below 1 KiB/s (--body-timeout)"
         raise BodyTimeoutError(late) from error
 
 
-async def _long(content: StreamReader, *, is_json: bool) -> bytes:
-    """A long body; one full of arrays is refused before the rest of it costs anybody anything."""
-    pieces, left = [], MAX_BRACKETS
-    async for piece in content.iter_any():
+async def _room(request: web.Request, holding: Holding, size: int) -> None:
+    """Room for a body of this size; while there is none its client waits too.
+
+    Raises NoRoomError.
+    """
+    if holding.has(size):
+        return
+    connection = connection_of(request)
+    connection.hold()
+    try:
+        await holding.wait()
+    finally:
+        connection.let_go()
+
+
+async def _long(
+    request: web.Request, limits: BodyLimits, holding: Holding, *, is_json: bool
+) -> bytes:
+    """A long body, or one of unknown length; one full of arrays is refused before all of it came.
+
+    The rest of it costs nobody anything.
+    """
+    pieces, left, size = [], MAX_BRACKETS, 0
+    async for piece in request.content.iter_any():
+        size += len(piece)
+        if size > limits.bytes:
+            raise _too_large(limits)
+        if size > holding.upload.held:
+            await _room(request, holding, min(max(2 * size, _LONG_BYTES), limits.bytes))
         left -= brackets(piece) if is_json else 0
         if left < 0:
             raise BadRequestError(TOO_MANY_BRACKETS.message)
         pieces.append(piece)
-    return await asyncio.to_thread(b"".join, pieces)
+    return b"".join(pieces) if size <= _LONG_BYTES else await asyncio.to_thread(b"".join, pieces)
 
 
 @dataclass(slots=True)

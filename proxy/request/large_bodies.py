@@ -23,13 +23,12 @@ from proxy.protocol.errors import DEFECTS, BadRequestError, NoRoomError, ProxyEr
 from proxy.protocol.examined import LENGTHS, Examined, Task, packed_task, unpacked
 from proxy.request.content_coding import Unpacking
 from proxy.state.detached import DetachedTasks
+from proxy.state.uploads import Uploads
 
 EXAMINE_S = 30.0
 """Longest time for one body, which takes half a second of CPU time at most; the process, which runs
 when nobody else does, is then replaced.
 """
-MOST_WAITING_BYTES = 256 << 20
-"""Most bytes of bodies that wait to be examined; a further one is refused."""
 STEP_BYTES = 1 << 18
 """Given to the socket in one turn of the event loop."""
 _PACKAGES = Path(__file__).parents[2]
@@ -117,20 +116,19 @@ class LargeBodies:
     def __init__(self, detached: DetachedTasks) -> None:
         self._detached = detached
         self._jobs: deque[_Job] = deque()
-        self._waiting_bytes = 0
         self._worker: _Worker | None = None
         self._is_serving = False
         self.unpacking = Unpacking()
-        """Unpacks compressed bodies; they are counted here from when they are plain."""
+        self.uploads = Uploads()
+        """All bodies that are not admitted yet, those that wait here among them."""
 
     async def examine(self, task: Task) -> Examined | Unfit:
-        """Examine one body, behind those that came before; raises ProxyError."""
-        size = len(task.raw)
-        if self._waiting_bytes + size > MOST_WAITING_BYTES:
-            raise NoRoomError("too many large bodies wait to be read")
+        """Examine one body, behind those that came before; raises ProxyError.
+
+        The caller has a place for it among `uploads`, which bounds what waits here.
+        """
         job = _Job(task)
         self._jobs.append(job)
-        self._waiting_bytes += size
         try:
             if not self._is_serving:
                 if self._detached.spawn(self._serve()) is None:
@@ -138,7 +136,6 @@ class LargeBodies:
                 self._is_serving = True
             return await job.found
         finally:
-            self._waiting_bytes -= size
             with suppress(ValueError):  # its client has left before its turn
                 self._jobs.remove(job)
             if not job.found.done():

@@ -9,7 +9,8 @@ import itertools
 import socket
 import struct
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
@@ -18,7 +19,8 @@ import pytest
 from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.sessions import Sessions
 from proxy.net import tcp
-from tests.chaos.client import Connection, Got, request
+from tests.chaos.client import Connection, Got, connect, request
+from tests.chaos.command import command
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD, Scripted
 from tests.support.harness import (
@@ -405,3 +407,62 @@ async def test_f116_silent_connections_take_every_place(rig: Floor) -> None:
             assert await asyncio.wait_for(connection.reader.read(), WAIT_S) == b""
         await until(lambda: r.metric("client_errors_total", reason="silent") == len(silent))
         assert r.metric("connections_refused_total") == 0
+
+
+UNFINISHED = 31 << 20
+KIB = 1 << 10
+BESIDE = 64 << 20
+"""Most memory beside bodies of others that never end."""
+
+
+def unfinished(how: str, size: int = UNFINISHED) -> bytes:
+    """A request whose last byte never comes."""
+    body = b'{"model":"m","messages":[{"role":"user","content":"' + b"a" * (size - 52)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nContent-Type: %b\r\n%b\r\n\r\n"
+    if how == "chunked":
+        pieces = (body[at : at + 65536] for at in range(0, len(body), 65536))
+        return head % (b"application/json", b"Transfer-Encoding: chunked") + b"".join(
+            b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces
+        )
+    kind = b"multipart/form-data; boundary=x" if how == "form" else b"application/json"
+    path = b"/v1/audio/transcriptions" if how == "form" else b"/v1/chat/completions"
+    length = b"Content-Length: %d" % (len(body) + 1)
+    return (head % (kind, length) + body).replace(b"/v1/chat/completions", path)
+
+
+@contextlib.asynccontextmanager
+async def never_ending(url: str, data: bytes, count: int) -> AsyncIterator[list[Connection]]:
+    """So many connections that send this and wait."""
+    sent = [await connect(url) for _ in range(count)]
+    try:
+        for connection in sent:
+            connection.send(data)
+        yield sent
+    finally:
+        for connection in sent:
+            connection.writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("how", "size", "count"),
+    [
+        ("length", UNFINISHED, 12),
+        ("chunked", UNFINISHED, 12),
+        ("length", 700 * KIB, 300),
+    ],
+)
+async def test_f150_bodies_that_never_end(
+    rig: Floor, tmp_path: Path, how: str, size: int, count: int
+) -> None:
+    async with Scripted(GOOD) as engine, command(tmp_path, [engine.url]) as proxy:
+        await proxy.up(1)
+        assert is_fine(await proxy.ask(words(400_000)))
+        before, most = proxy.rss_bytes, 0
+        async with never_ending(proxy.url, unfinished(how, size), count):
+            for number in range(8):
+                got = await proxy.ask(words(400_000, str(number)) if number % 4 == 3 else "hi")
+                assert is_fine(got), got.body[:300]
+                most = max(most, proxy.rss_bytes - before)
+                await asyncio.sleep(0.1)
+        assert most <= BESIDE, f"{most >> 20} MiB beside them"
+    rig.checked += 1

@@ -48,7 +48,8 @@ QUEUED_MAX = 8
 would stop reading and not see the client leave."""
 LONG_READ_BYTES, LONG_READS = 131072, 3
 """After this many reads of this length the other connections get a turn. libuv would read up to 32
-times in a row; a turn after each read cost 2 % more for 400 kB."""
+times in a row; a turn after each read cost 2 % more for 400 kB. Behind a request's first read its
+handler has a turn: it decides whether there is room for more."""
 LIMITS: dict[str, Any] = {"max_line_size": 8190, "max_field_size": 8190, "max_headers": 100}
 _HOSTS: Memo[str, bool] = Memo(256)
 """Hosts that were checked and are valid: clients name few."""
@@ -79,6 +80,7 @@ class ClientConnection(SerialHandler):
         "_bounds",
         "_heads",
         "_is_broken",
+        "_is_held",
         "_is_last",
         "_is_refused",
         "_is_silent",
@@ -101,7 +103,7 @@ class ClientConnection(SerialHandler):
         self._is_silent = True
         self._bounds = RequestFraming()
         self._body: StreamReader = EMPTY_PAYLOAD
-        self._is_refused = self._is_broken = self._is_last = False
+        self._is_refused = self._is_broken = self._is_last = self._is_held = False
         self._long_reads = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -136,20 +138,36 @@ class ClientConnection(SerialHandler):
             super().resume_reading(resume_parser)
 
     def _note_read(self, data: bytes) -> None:
-        """Note the first read; after LONG_READS long ones pause, so that others get a turn."""
+        """Note the first read; behind long ones pause, so that others get a turn."""
         if self._is_silent:
             self._is_silent = False
             self._silent.forget(self)
-        self._long_reads += len(data) >= LONG_READ_BYTES
-        if self._long_reads >= LONG_READS:
+        if len(data) < LONG_READ_BYTES:
+            return
+        self._long_reads += 1
+        is_first = self.current_request is None and not self.messages
+        if is_first or self._long_reads >= LONG_READS:
             self._long_reads = 0
-            self.pause_transport()
-            self.loop.call_soon(self._read_on)
+            self._pause_a_turn()
+
+    def _pause_a_turn(self) -> None:
+        self.pause_transport()
+        self.loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        """Resume after the pause, unless aiohttp has paused the reading meanwhile."""
-        if not self.reading_paused and not self.buffer_paused:
+        """Resume after the pause, unless the reading was paused for another reason meanwhile."""
+        if not (self.reading_paused or self.buffer_paused or self._is_held):
             self.resume_transport()
+
+    def hold(self) -> None:
+        """Read nothing until `let_go`: there is no room for what would come."""
+        self._is_held = True
+        self.pause_transport()
+
+    def let_go(self) -> None:
+        """Read on."""
+        self._is_held = False
+        self._read_on()
 
     def _take_whole(self, data: bytes) -> bool:
         """Check a piece with one new message and no other behind it, the common case, cheaply."""

@@ -251,13 +251,13 @@ async def test_a_client_that_leaves_holds_up_nobody(tmp_path: Path) -> None:
         bodies = proxy.server._large_bodies
         assert bodies is not None
         gone = [asyncio.create_task(proxy.post(large(str(i)))) for i in range(8)]
-        await until(lambda: bool(bodies._waiting_bytes), "a body waits")
+        await until(lambda: bool(bodies.uploads.room.held_bytes), "a body waits")
         for task in gone:
             task.cancel()
         await asyncio.gather(*gone, return_exceptions=True)
         await until(lambda: not bodies._jobs, "what nobody waits for is not kept")
         assert (await proxy.post(large("stays"))).status == 200
-        assert bodies._waiting_bytes == 0
+        assert bodies.uploads.room.held_bytes == 0
         await proxy.at_rest()
 
 

@@ -1,0 +1,169 @@
+"""Bodies on their way in, on the event loop: they wait for room, and the largest has to go.
+
+`core/admission/upload_room.py` decides. A body is here from the moment at which its request is
+served until it is read, unpacked and examined; what waits behind that is the queue's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from types import TracebackType
+from typing import Self
+
+from proxy.core.admission.upload_room import Upload, UploadRoom
+from proxy.net.timeouts import Alarm, Limit
+from proxy.protocol.errors import NoRoomError
+from proxy.telemetry.log import Throttle, more
+
+MOST_BYTES = 32 << 20
+"""Bodies that are not admitted yet have so much memory together; a larger one is alone."""
+WAIT_S = 10.0
+"""A body that has no room after this time is refused."""
+LOOK_S = 0.25
+"""How often is looked for bodies that have had their time, while others wait."""
+_FULL = "body: more is sent at once than is kept, and it is the largest or slowest"
+_log = logging.getLogger(__name__)
+
+
+class Holding(Limit):
+    """A body's place among the others; raises NoRoomError where it has to go."""
+
+    __slots__ = ("_uploads", "upload")
+
+    def __init__(self, uploads: Uploads, upload: Upload) -> None:
+        super().__init__(math.inf)
+        self._uploads, self.upload = uploads, upload
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._uploads.began(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._uploads.ended(self)
+        try:
+            super().__exit__(kind, error, trace)
+        except TimeoutError as late:
+            raise NoRoomError(_FULL) from late
+
+    def resize(self, size: int) -> None:
+        """The body has another size than its client sent: it was packed."""
+        self._uploads.resize(self.upload, size)
+
+    def has(self, size: int) -> bool:
+        """Whether there is room for a body of this size; else it has to `wait`."""
+        wanted = size - self.upload.held
+        return wanted <= 0 or self._uploads.ask(self.upload, wanted)
+
+    async def wait(self) -> None:
+        """Wait for room; raises NoRoomError after WAIT_S."""
+        await self._uploads.wait(self.upload)
+
+
+class Uploads:
+    """The bodies that are not admitted yet."""
+
+    def __init__(self, max_bytes: int = MOST_BYTES) -> None:
+        self.room = UploadRoom(max_bytes)
+        self._holdings: dict[Upload, Holding] = {}
+        self._waits: dict[Upload, asyncio.Future[None]] = {}
+        self._alarm: Alarm | None = None
+        self._throttle = Throttle()
+
+    def holding(self, owner: str, held: int) -> Holding:
+        """A place for a body of which so much is here already."""
+        now_s = asyncio.get_running_loop().time()
+        return Holding(self, self.room.enter(owner, held, now_s))
+
+    def began(self, holding: Holding) -> None:
+        """A body is under way: if that is too much at all, one ends at once."""
+        self._holdings[holding.upload] = holding
+        self._end_excess()
+
+    def ended(self, holding: Holding) -> None:
+        """A body is whole and examined, refused or gone."""
+        self._holdings.pop(holding.upload, None)
+        self.room.leave(holding.upload)
+        if self._waits:
+            self._grant()
+
+    def ask(self, upload: Upload, wanted: int) -> bool:
+        """Whether there is room for so much more of a body now; else it is to `wait`."""
+        if upload not in self._holdings:
+            return False  # it has to go
+        self.room.ask(upload, wanted)
+        self._grant()
+        return not upload.wanted
+
+    async def wait(self, upload: Upload) -> None:
+        """Wait for the room that was asked for; raises NoRoomError."""
+        turn = self._waits[upload] = asyncio.get_running_loop().create_future()
+        self._look()
+        try:
+            with Limit(WAIT_S):
+                await turn
+        except TimeoutError as error:
+            raise NoRoomError("body: no room for it, as others send theirs") from error
+        finally:
+            del self._waits[upload]
+
+    def resize(self, upload: Upload, held: int) -> None:
+        """A body has this size from now on; if that is too much at all, one ends at once."""
+        self.room.resize(upload, held)
+        self._end_excess()
+
+    def shed(self) -> None:
+        """Memory is short: the largest and slowest bodies end, until half is left."""
+        most = self.room.held_bytes // 2
+        while self.room.held_bytes > most and self._end(self.room.worst(self._now_s())):
+            pass
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _grant(self) -> None:
+        for upload in self.room.granted(self._now_s()):
+            turn = self._waits.get(upload)
+            if turn is not None and not turn.done():
+                turn.set_result(None)
+
+    def _look(self) -> None:
+        """While bodies wait, end those that have had their time, as far as it takes."""
+        now_s = self._now_s()
+        self._grant()
+        while self._waits and self._end(self.room.overdue(now_s)):
+            self._grant()
+        if self._waits and self._alarm is None:
+            self._alarm = Alarm(LOOK_S, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._look()
+
+    def _end_excess(self) -> None:
+        while self.room.is_over and self._end(self.room.worst(self._now_s())):
+            pass
+
+    def _end(self, upload: Upload | None) -> bool:
+        """Have a body end, which leaves its place at once; False: there is none."""
+        holding = None if upload is None else self._holdings.pop(upload, None)
+        if holding is None:
+            return False
+        self.room.leave(holding.upload)
+        now_s = self._now_s()
+        holding.reschedule(now_s)
+        if (before := self._throttle.turn("full", now_s)) is not None:
+            _log.warning(
+                "bodies that are not complete have %d of %d MiB: the largest and slowest end%s",
+                self.room.held_bytes >> 20,
+                self.room.max_bytes >> 20,
+                more(before),
+            )
+        return True
