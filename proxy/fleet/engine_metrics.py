@@ -9,17 +9,22 @@ Dynamo: that of one worker, so it is too low where several are behind one fronte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from proxy.core.admission.engine_reports import EngineStats
+from proxy.net.peer_documents import wanted_lines
 
 MOST = 1 << 53
 """A larger value is ignored: floats beyond it do not hold whole numbers exactly."""
 MOST_RANKS = 1024
 """An engine that names more data-parallel ranks is taken for one without."""
+_LABEL = re.compile(r'([a-zA-Z_]\w*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
+_NAME = re.compile(r"[a-zA-Z_:][\w:]*")
+_BRACES = re.compile(r'\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}')
+_ESCAPED = re.compile(r"\\(.)")
+_NO_LABELS: Mapping[str, str] = {}
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 _CONFIG = ("vllm:cache_config_info",)
 _KV_TOKENS = "sglang:max_total_num_tokens"
@@ -59,6 +64,14 @@ _WANTED = tuple(
 )
 
 
+class Sample(NamedTuple):
+    """One value of a series."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
 def parse(exposition: bytes) -> EngineStats:
     """Read an engine's metrics; invalid lines and impossible values are ignored."""
     samples = [s for s in _samples(exposition) if 0 <= s.value < MOST]
@@ -81,14 +94,39 @@ def parse(exposition: bytes) -> EngineStats:
     )
 
 
-def _samples(exposition: bytes) -> Iterable[Sample]:
-    whole, _, _ = exposition.rpartition(b"\n")  # the last line may be cut
-    lines = [line for line in whole.splitlines() if line.startswith(_WANTED)]
-    text = b"\n".join(lines).decode("utf-8", "replace") + "\n"
+def _samples(exposition: bytes) -> Iterator[Sample]:
+    for line in wanted_lines(exposition, _WANTED):
+        sample = _sample(line.decode("utf-8", "replace"))
+        if sample is not None:
+            yield sample
+
+
+def _sample(line: str) -> Sample | None:
+    """A line: a name, labels in braces, a value, and a time that nobody reads."""
+    name = _NAME.match(line)
+    if name is None:
+        return None
+    rest, labels = line[name.end() :].lstrip(" \t"), _NO_LABELS
+    if rest.startswith("{"):
+        braces = _BRACES.match(rest)
+        if braces is None:
+            return None
+        rest, labels = rest[braces.end() :], dict(_labels(braces[1]))
+    told = rest.split()
     try:
-        return [s for family in text_string_to_metric_families(text) for s in family.samples]
+        return Sample(name[0], labels, float(told[0])) if 1 <= len(told) <= 2 else None
     except ValueError:
-        return []
+        return None
+
+
+def _labels(text: str) -> Iterator[tuple[str, str]]:
+    for match in _LABEL.finditer(text):
+        value = match[2]
+        yield match[1], _ESCAPED.sub(_unescaped, value) if "\\" in value else value
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
 
 
 def _used_by_rank(samples: list[Sample]) -> tuple[float | None, ...]:
@@ -157,7 +195,7 @@ def _others_kv(samples: list[Sample]) -> list[int | None]:
     return [_whole(max(tokens))] if tokens else []
 
 
-def _kv_tokens(labels: dict[str, str]) -> int | None:
+def _kv_tokens(labels: Mapping[str, str]) -> int | None:
     """KV capacity in tokens: the value that the engine states, else blocks times block size."""
     try:
         if (stated := labels.get("kv_cache_size_tokens", "")) not in ("", "None"):

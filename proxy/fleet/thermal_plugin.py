@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from proxy.net.peer_documents import read_json
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import Upstream
 from proxy.protocol.errors import UpstreamFailure
@@ -110,8 +111,8 @@ class _RefusedError(Exception):
 def _engines(raw: bytes) -> list[tuple[int, int]] | None:
     """What each engine tells; None where it is not what the plugin answers."""
     try:
-        found = [(entry["limit"], entry["running"]) for entry in orjson.loads(raw)]
-    except (orjson.JSONDecodeError, TypeError, KeyError):
+        found = [(entry["limit"], entry["running"]) for entry in read_json(raw)]
+    except (ValueError, TypeError, KeyError):
         return None
     is_right = all(type(number) is int for entry in found for number in entry)
     return found if found and is_right else None
@@ -120,7 +121,7 @@ def _engines(raw: bytes) -> list[tuple[int, int]] | None:
 def _said(raw: bytes) -> str:
     """An error's message as one line, whatever the instance sent."""
     try:
-        text = str(orjson.loads(raw)["error"]["message"])
-    except (orjson.JSONDecodeError, TypeError, KeyError):
+        text = str(read_json(raw)["error"]["message"])
+    except (ValueError, TypeError, KeyError):
         text = raw.decode(errors="replace")
     return printable(text[:_WORDS]) or "without a word"

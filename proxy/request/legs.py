@@ -14,14 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import orjson
-
 from proxy.core.connectors.base import KV_PARAMS, Connector, Edits, Transfer, may_hold_kv
 from proxy.core.connectors.params import wrong_params
 from proxy.core.kvcache.reuse import usage_ratio
 from proxy.core.routing.actions import ANSWER, LeftKv, LegLimit
 from proxy.core.routing.time_limits import look_again_s
 from proxy.core.types import FailureKind, Fallback
+from proxy.net.peer_documents import read_json
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import ANSWER_BYTES, OnSent, Upstream
 from proxy.net.upstream.response import HOLD_BYTES, UpstreamResponse
@@ -125,8 +124,8 @@ def _object(answer: bytes) -> dict[str, Any] | None:
     if len(answer) > ANSWER_BYTES:
         return None
     try:
-        parsed = orjson.loads(answer)
-    except orjson.JSONDecodeError:
+        parsed = read_json(answer)
+    except ValueError:
         return None
     return parsed if isinstance(parsed, dict) else {}
 

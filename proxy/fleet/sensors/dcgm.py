@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from proxy.config.sensors import SensorAt
 from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.sensors.base import MIB, THERMAL_REASONS, SensorError, Source, number, reading
+from proxy.net.peer_documents import parsed, wanted_lines
 from proxy.net.upstream.pool import ConnectOptions
 
 _GPU = re.compile(r'(?:^|[,{ ])gpu="(?P<index>[0-9]{1,4})"')
@@ -26,9 +27,8 @@ PCIE_TX = "DCGM_FI_PROF_PCIE_TX_BYTES"
 VIOLATION = "DCGM_FI_DEV_THERMAL_VIOLATION"
 REASONS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
 _WANTED = (GPU_TEMP, MEMORY_TEMP, POWER, UTILIZATION, MEMORY_USED, PCIE_TX, VIOLATION, *REASONS)
-_LINE = re.compile(
-    rf"^(?P<name>{'|'.join(_WANTED)})\{{(?P<labels>[^}}]*)\}}[ \t]+(?P<value>\S+)", re.MULTILINE
-)
+_NAMES = tuple(name.encode() for name in _WANTED)
+_LINE = re.compile(rf"(?P<name>{'|'.join(_WANTED)})\{{(?P<labels>[^}}]*)\}}[ \t]+(?P<value>\S+)")
 Series = dict[int, dict[str, float]]
 """Values of the series by the GPU's index."""
 
@@ -36,7 +36,10 @@ Series = dict[int, dict[str, float]]
 def parse(text: str) -> Series:
     """The wanted series of an exposition; other lines, and lines that are cut, are ignored."""
     found: Series = {}
-    for line in _LINE.finditer(text[: text.rfind("\n") + 1]):
+    for raw in wanted_lines(text.encode("utf-8", "replace"), _NAMES):
+        line = _LINE.match(raw.decode("utf-8", "replace"))
+        if line is None:
+            continue
         gpu, value = _GPU.search(line["labels"]), number(line["value"])
         if gpu is None or value is None:
             continue
@@ -87,7 +90,7 @@ class Dcgm:
     async def read(self, at_s: float) -> list[GpuReading]:
         """Every GPU of the exporter's host; raises SensorError."""
         body = await self._source.get(self._path)
-        series = parse(body.decode("utf-8", "replace"))
+        series = await parsed(lambda raw: parse(raw.decode("utf-8", "replace")), body)
         if not series:
             raise SensorError("its answer has no GPU in it: is this a dcgm-exporter?")
         before, self._before = self._before, series

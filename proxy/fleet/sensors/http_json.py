@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from proxy.config.sensors import MOST_INDEX, JsonFields, SensorAt
 from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.sensors.base import ANSWER_S, MayHang, SensorError, Source, reading, within
+from proxy.net.peer_documents import TooMuchError, read_json
 from proxy.net.upstream.pool import ConnectOptions
 
 FILE_BYTES = 1 << 20
@@ -33,7 +33,7 @@ def found(document: Any, pointer: Sequence[str]) -> Iterator[Any]:
     token, *rest = pointer
     if token == "*":
         members = document.values() if isinstance(document, dict) else document
-        for member in members if isinstance(document, dict | list) else ():
+        for member in islice(members, MOST_INDEX + 1) if isinstance(document, dict | list) else ():
             yield from found(member, rest)
     elif isinstance(document, dict) and token in document:
         yield from found(document[token], rest)
@@ -46,13 +46,16 @@ def found(document: Any, pointer: Sequence[str]) -> Iterator[Any]:
 def parse(body: bytes, fields: JsonFields, host: str, at_s: float) -> list[GpuReading]:
     """The readings of a document; raises SensorError where there are none."""
     try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        document = read_json(body)
+    except TooMuchError as error:
+        raise SensorError("it has too many values") from error
+    except ValueError as error:
         raise SensorError("it is no JSON") from error
-    columns = {name: list(found(document, pointer)) for name, pointer in fields.pointers}
+    most = MOST_INDEX + 1 - fields.first
+    columns = {n: list(islice(found(document, p), most)) for n, p in fields.pointers}
     if all(value is None for values in columns.values() for value in values):
         raise SensorError("none of its pointers leads to a value")
-    rows = min(max(map(len, columns.values())), MOST_INDEX + 1 - fields.first)
+    rows = max(map(len, columns.values()))
     return [
         _reading(
             f"{host}:{fields.first + row}",

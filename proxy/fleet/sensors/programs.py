@@ -11,11 +11,10 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import orjson
-
 from proxy.config.sensors import SensorAt
 from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.sensors.base import MIB, MayHang, SensorError, number, reading, within
+from proxy.net.peer_documents import read_json
 from proxy.net.upstream.pool import ConnectOptions
 
 PROGRAM_S = 3.0
@@ -63,8 +62,8 @@ def parse_nvidia_smi(output: bytes, host: str, at_s: float) -> list[GpuReading]:
 def parse_amd_smi(output: bytes, host: str, at_s: float) -> list[GpuReading]:
     """The GPUs of amd-smi's JSON: a list, in ROCm 7 within `gpu_data`. Raises SensorError."""
     try:
-        document = orjson.loads(output)
-    except orjson.JSONDecodeError as error:
+        document = read_json(output)
+    except ValueError as error:
         raise SensorError("its output is no JSON") from error
     gpus = document.get("gpu_data") if isinstance(document, dict) else document
     rows = [g for g in gpus if isinstance(g, dict)] if isinstance(gpus, list) else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
+from proxy.net.peer_documents import read_json
 
 MOST_RANKS = 64
 """Ranks of one engine whose events are followed at most."""
@@ -36,8 +36,8 @@ def read_sources(body: bytes, host: str) -> dict[int, Source]:
     names the one that it listens on, mostly `*`. Empty where the engine publishes nothing.
     """
     try:
-        told = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        told = read_json(body)
+    except ValueError as error:
         raise SourcesError("/kv_event_sources answers no JSON") from error
     if not isinstance(told, dict):
         raise SourcesError("/kv_event_sources answers no object")

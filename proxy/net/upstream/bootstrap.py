@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import orjson
-
 from proxy.core.types import FailureKind
+from proxy.net.peer_documents import read_json
 from proxy.protocol.errors import UpstreamFailure
 
 ENGINE_ID_CHARS = 256
@@ -16,10 +15,10 @@ def read_engine_id(body: bytes) -> str | None:
     None while no engine is registered; raises UpstreamFailure if the answer is not of that form.
     """
     try:
-        ranks = orjson.loads(body)
+        ranks = read_json(body)
         rank = ranks.get("0", {})
         found = rank.get("engine_id")
-    except (orjson.JSONDecodeError, AttributeError) as error:
+    except (ValueError, AttributeError) as error:
         raise UpstreamFailure(FailureKind.MALFORMED, "not a bootstrap answer") from error
     if rank and not (isinstance(found, str) and 0 < len(found) <= ENGINE_ID_CHARS):
         raise UpstreamFailure(FailureKind.MALFORMED, "not an engine id")

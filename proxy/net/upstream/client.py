@@ -18,6 +18,7 @@ import orjson
 
 from proxy.core.connectors.engine_id import EngineId
 from proxy.core.types import FailureKind, Instance
+from proxy.net.peer_documents import read_json
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.bootstrap import read_engine_id
 from proxy.net.upstream.pool import ConnectOptions, Pool
@@ -310,26 +311,26 @@ async def get_from(
 def read_token_ids(body: bytes) -> bytes:
     """The ids of an answer to `/tokenize`, 4 bytes each; raises UpstreamFailure for another."""
     try:
-        return array(IDS, orjson.loads(body)["tokens"]).tobytes()
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        return array(IDS, read_json(body)["tokens"]).tobytes()
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UpstreamFailure(FailureKind.MALFORMED, "/tokenize answers no token ids") from error
 
 
 def flag_in(body: bytes, name: str) -> bool | None:
     """A member of an answer's object that is true or false; None for any other answer."""
     try:
-        told = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        told = read_json(body)
+    except ValueError:
         return None
     flag = told.get(name) if isinstance(told, dict) else None
     return flag if isinstance(flag, bool) else None
 
 
 def model_cards(body: bytes) -> list[dict[str, object]] | None:
-    """The model cards of a `/v1/models` answer; None if it is not one, or not whole."""
+    """The model cards of a `/v1/models` answer; None if it is not one, not whole, or too much."""
     try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        answer = read_json(body)
+    except ValueError:
         return None
     cards = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(cards, list):

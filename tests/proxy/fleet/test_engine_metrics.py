@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.admission.engine_reports import EngineStats
-from proxy.fleet.engine_metrics import parse
+from proxy.fleet.engine_metrics import _samples, parse
 from proxy.fleet.instances import Instances
 from tests.support.harness import chat, proxied, until
 
@@ -198,3 +201,56 @@ def asleep(*states: tuple[str, str, float]) -> bytes:
 )
 def test_whether_it_sleeps(metrics: bytes, is_asleep: bool | None) -> None:
     assert parse(metrics).is_asleep is is_asleep
+
+
+LABEL = st.text('abcXYZ_09 {},="\\\n\tä', max_size=12)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["vllm:num_requests_running", "sglang:num_queue_reqs"]),
+            st.dictionaries(st.from_regex(r"[a-z]{1,3}", fullmatch=True), LABEL, max_size=3),
+            st.floats() | st.integers(-5, 10**18),
+        ),
+        max_size=5,
+    )
+)
+def test_lines_are_read_as_prometheus_reads_them(
+    rows: list[tuple[str, dict[str, str], float]],
+) -> None:
+    def shown(value: str) -> str:
+        return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+    for name, labels, value in rows:
+        inner = ",".join(f'{key}="{shown(text)}"' for key, text in labels.items())
+        line = f"{name}{{{inner}}} {value}" if labels else f"{name} {value}"
+        (family,) = text_string_to_metric_families(line + "\n")
+        (theirs,), (ours,) = family.samples, _samples(line.encode() + b"\n")
+        assert (ours.name, dict(ours.labels)) == (theirs.name, theirs.labels)
+        assert ours.value == theirs.value or math.isnan(theirs.value)
+
+
+MIB = 1 << 20
+WANTED = b"vllm:num_requests_running"
+HEAVY = {
+    "one line of labels": WANTED + b"{" + b",".join(b'a%d=""' % n for n in range(140_000)) + b"} 1",
+    "escaped quotes": (WANTED + b'{a="' + b'\\"' * 200_000 + b'"} 1\n') * 2,
+    "an open label": (WANTED + b'{a="' + b'\\"' * 2_000 + b"\n") * 250,
+    "blanks": (WANTED + b" " * 4_000 + b"1" + b" " * 50 + b"x y z\n") * 250,
+    "plain lines": (WANTED + b" 1\n") * 38_000,
+    "labels within the limit": (WANTED + b"{" + b'a="",' * 800 + b"} 1\n") * 250,
+    "empty lines": b"\n" * MIB,
+    "carriage returns": WANTED + b"\r" * MIB,
+    "braces": (WANTED + b"{" * 3_000 + b"\n") * 340,
+}
+
+
+@pytest.mark.parametrize("kind", HEAVY)
+def test_no_document_takes_long(kind: str) -> None:
+    """CPU time per MiB: a quadratic one takes seconds, and of one made of objects a tenth."""
+    document = (HEAVY[kind] + b"\n")[:MIB]
+    begun_s = time.thread_time()
+    parse(document)
+    assert time.thread_time() - begun_s < 0.5
+    assert parse(document[: len(document) // 2] + b"\n" + NEW) is not None
