@@ -16,7 +16,7 @@ from proxy.core.admission import engine_reports, gate
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.placement import rules
 from proxy.net import addresses, timeouts
-from tests.chaos.client import Got
+from tests.chaos.client import Got, request
 from tests.chaos.invariants import holds, samples
 from tests.chaos.rig import SLOW_PROBES, Floor
 from tests.chaos.scripted import GOOD, Scripted
@@ -402,3 +402,36 @@ async def test_f103_an_added_instance_is_not_ready_yet(rig: Floor) -> None:
         await until(lambda: r.router.fleet.get("new").models is not None, "it has answered one")
         assert all([is_fine(await r.ask(f"prompt {i}")) for i in range(8)])
         assert len(starting.bodies) == 4
+
+
+WANTED = b"vllm:num_requests_running"
+HEAVY: dict[str, tuple[str, bytes]] = {
+    "a line of labels": (
+        "/metrics",
+        WANTED + b"{" + b",".join(b'a%d=""' % n for n in range(140_000)) + b"} 1\n",
+    ),
+    "escaped quotes": ("/metrics", (WANTED + b'{a="' + b'\\"' * 200_000 + b'"} 1\n') * 2),
+    "plain lines": ("/metrics", (WANTED + b" 1\n") * 38_000),
+    "empty lines": ("/metrics", b"\n" * (1 << 20)),
+    "the worst that is read": ("/metrics", (WANTED + b'{a="' + b"b" * 200 + b'"} 1\n') * 4_000),
+    "models without end": ("/v1/models", b'{"data":[' + b'{"a":1},' * 130_000 + b"{}]}"),
+    "models in names": (
+        "/v1/models",
+        b'{"data":[{"id":"m"' + b"".join(b',"k%d":1' % n for n in range(80_000)) + b"}]}",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HEAVY)
+async def test_f151_a_heavy_document(rig: Floor, what: str) -> None:
+    """The invariant that no turn of the loop computes for long is what this is about."""
+    path, document = HEAVY[what]
+    engine = Scripted()
+    async with rig([engine, GOOD], scrape_interval=0.2, health_interval=0.2) as r:
+        engine.gets[path] = plain(document)
+        seen = len(r.links[0].asked)
+        for number in range(4):
+            assert is_fine(await r.ask(f"prompt {number}"))
+            assert (await r.raw(request(None, {}, "/v1/models", "GET"))).status == 200
+            await asyncio.sleep(0.1)
+        await until(lambda: len(r.links[0].asked) > seen + 2, "it was read")

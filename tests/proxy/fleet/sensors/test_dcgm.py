@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -127,3 +129,10 @@ def test_a_cut_exposition_has_no_wrong_number(length: int) -> None:
 def test_any_text_gives_readings_that_can_be(text: str) -> None:
     for reading in readings("h", parse(text), {}, 0.0):
         assert reading.celsius is None or -40 <= reading.celsius <= 200
+
+
+@pytest.mark.parametrize("line", ["DCGM_FI_DEV_GPU_TEMP{\n", "DCGM_FI_DEV_GPU_TEMP{,,,,,gpu", "\n"])
+def test_no_exposition_takes_long(line: str) -> None:
+    begun_s = time.thread_time()
+    assert parse(line * ((1 << 20) // len(line))) == {}
+    assert time.thread_time() - begun_s < 0.5

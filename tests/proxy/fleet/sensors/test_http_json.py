@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.config.sensors import OWN_FIELDS, JsonFields, SensorAt
+from proxy.config.sensors import MOST_INDEX, OWN_FIELDS, JsonFields, SensorAt
 from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.sensors import http_json
 from proxy.fleet.sensors.base import SensorError
@@ -76,11 +76,25 @@ def test_any_document_is_walked(document: Any, pointer: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "why"), [(b"{", "it is no JSON"), (b"{}", "none of its pointers leads to a value")]
+    ("body", "why"),
+    [
+        (b"{", "it is no JSON"),
+        (b"{}", "none of its pointers leads to a value"),
+        (b'{"gpus":[' + b"0," * 500_000 + b"0]}", "it has too many values"),
+        (b'{"gpus":[' + b"{}," * 300_000 + b"0]}", "it has too many values"),
+    ],
 )
 def test_faults_are_said(body: bytes, why: str) -> None:
     with pytest.raises(SensorError, match=why):
         parse(body, OWN_FIELDS, "h", 0.0)
+
+
+def test_of_a_long_list_only_as_many_members_are_read_as_gpus_can_be() -> None:
+    document = {"gpus": [{"t": [70, 71]}] * 4_000}
+    pointer = ("gpus", "*", "t", "*")
+    assert len(list(found(document, pointer))) <= 2 * (MOST_INDEX + 1)
+    read = parse(orjson.dumps(document), JsonFields((("celsius", pointer),)), "h", 0.0)
+    assert len(read) == MOST_INDEX + 1
 
 
 async def test_a_files_readings_are_as_old_as_the_file(tmp_path: Path) -> None:
