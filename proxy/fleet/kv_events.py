@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
 from urllib.parse import urlsplit
@@ -19,12 +20,13 @@ from urllib.parse import urlsplit
 from xxhash import xxh3_64_intdigest
 
 from proxy.config.in_force import OptionsInForce
-from proxy.core.kvcache.published import PublishedBlocks, Removed, Stored
+from proxy.core.admission.largest_pays import LargestPays
+from proxy.core.kvcache.published import CacheEvent, Cleared, PublishedBlocks, Stored
 from proxy.core.types import UNIT_TOKENS
 from proxy.fleet.instances import Instances
 from proxy.net.kv_events.batches import Batch, BatchError, decode
 from proxy.net.kv_events.sources import Source, SourcesError, read_sources
-from proxy.net.kv_events.zmtp import Channel, Message, ZmtpError
+from proxy.net.kv_events.zmtp import READ_BYTES, Channel, Message, ZmtpError
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import Upstream
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
@@ -42,8 +44,19 @@ SILENCE_S = 30.0
 """After so long without a batch a replay shows whether one was missed."""
 PAUSE_S, MOST_PAUSE_S = 0.1, 15.0
 """First and longest pause before the next attempt to connect."""
-THREAD_BYTES = 1 << 18
-"""A batch of this size is decoded by a thread: it takes milliseconds."""
+THREAD_BYTES = 1 << 14
+"""A batch of this size is decoded by a thread, one at a time: it may take milliseconds."""
+SHARE, BURST_S = 0.2, 0.5
+"""The part of the processor that one instance's events may take, and how much at once."""
+SHORT_S, LONG_COSTS = 0.005, 20
+"""Decoding that takes longer costs so many times as much, since the decoder in C has the
+interpreter for all of it."""
+BLOCK_S = 5e-6
+"""What a block that is taken in costs."""
+PARTIAL_BYTES = 16 << 20
+"""Messages that are not complete have so much memory together."""
+MOST_UNKNOWN = 64
+"""A batch with more events of unknown types, if these are most of it, ends the connection."""
 SLICE_BLOCKS = 512
 """Blocks that are taken in before other tasks have their turn."""
 _END = (1 << 64) - 1
@@ -69,10 +82,10 @@ class _Feed:
     `mark`: a digest of that batch. `heard`: the last number on this connection.
     """
 
-    __slots__ = ("blocks", "heard", "last", "mark")
+    __slots__ = ("blocks", "heard", "last", "mark", "turns")
 
-    def __init__(self, blocks: PublishedBlocks) -> None:
-        self.blocks = blocks
+    def __init__(self, blocks: PublishedBlocks, turns: _Turns) -> None:
+        self.blocks, self.turns = blocks, turns
         self.last: int | None = None
         self.mark = 0
         self.heard = -1
@@ -91,6 +104,25 @@ class _Feed:
         self.last = -1 if not first else first - 1
 
 
+class _Turns:
+    """The part of the processor that one instance's events take.
+
+    `decoding`: only one of its ranks decodes, or rests, at a time.
+    """
+
+    __slots__ = ("_at_s", "_debt_s", "decoding")
+
+    def __init__(self) -> None:
+        self.decoding = asyncio.Lock()
+        self._at_s = self._debt_s = 0.0
+
+    def spend(self, cost_s: float, now_s: float) -> float:
+        """Note the CPU time that a batch took; the seconds that its instance has to rest for it."""
+        paid_s = SHARE * (now_s - self._at_s)
+        self._debt_s, self._at_s = max(0.0, self._debt_s - paid_s) + cost_s, now_s
+        return max(0.0, self._debt_s - BURST_S) / SHARE
+
+
 class KvEvents:
     """The events of all instances, into the router's `PublishedIndex`."""
 
@@ -98,6 +130,8 @@ class KvEvents:
         self._instances, self._options = instances, options
         self._published = instances.router.published
         self._clock = instances.clock
+        self._decoding = asyncio.Lock()
+        self._partial: LargestPays[Channel] = LargestPays(PARTIAL_BYTES)
 
     async def run(self) -> None:
         """Follow every instance from its arrival until it leaves, until cancelled."""
@@ -122,7 +156,7 @@ class KvEvents:
     async def _follow(self, upstream: Upstream) -> None:
         """Follow each rank that the instance has; it may have more after a restart."""
         followed: set[int] = set()
-        pause_s = PAUSE_S
+        pause_s, turns = PAUSE_S, _Turns()
         async with asyncio.TaskGroup() as group:
             while True:
                 try:
@@ -132,7 +166,7 @@ class KvEvents:
                     self._warn(upstream, error)
                 for rank in found.keys() - followed:
                     followed.add(rank)
-                    group.create_task(self._follow_rank(upstream, rank))
+                    group.create_task(self._follow_rank(upstream, rank, turns))
                 is_up = self._instances.router.fleet.is_up(upstream.instance.name)
                 pause_s = ASK_S if is_up else min(2 * pause_s, MOST_PAUSE_S)
                 await asyncio.sleep(pause_s)
@@ -160,11 +194,11 @@ class KvEvents:
             for rank in ranks
         }
 
-    async def _follow_rank(self, upstream: Upstream, rank: int) -> None:
+    async def _follow_rank(self, upstream: Upstream, rank: int, turns: _Turns) -> None:
         """Follow one rank over all its connections, until cancelled."""
         name = upstream.instance.name
         blocks = self._published.open(name, rank)
-        feed, pause_s = _Feed(blocks), PAUSE_S
+        feed, pause_s = _Feed(blocks, turns), PAUSE_S
         try:
             while True:
                 try:
@@ -198,7 +232,8 @@ class KvEvents:
     async def _listen(self, upstream: Upstream, source: Source, feed: _Feed) -> None:
         """Follow one connection to its end; raises what ended it."""
         name, blocks = upstream.instance.name, feed.blocks
-        with closing(await self._open(source.host, source.port, "SUB", "PUB")) as channel:
+        opened = await self._open(name, source.host, source.port, "SUB", "PUB")
+        with closing(opened) as channel:
             with Limit(CONNECT_S):
                 await channel.send(b"\x01" + source.topic)
             feed.heard = -1
@@ -217,7 +252,20 @@ class KvEvents:
                 for message in come:
                     await self._hear(source, feed, message)
 
-    async def _open(self, host: str, port: int, kind: str, peer: str) -> Channel:
+    async def _open(self, name: str, host: str, port: int, kind: str, peer: str) -> Channel:
+        """A connection to one of an engine's sockets; what it has of a message is counted."""
+        channel = await self._connected(host, port, kind, peer)
+
+        def hold(held_bytes: int) -> None:
+            if held_bytes <= READ_BYTES:
+                self._partial.drop(channel)
+            elif (largest := self._partial.hold(channel, name, held_bytes)) is not None:
+                largest.close()
+
+        channel.on_held = hold
+        return channel
+
+    async def _connected(self, host: str, port: int, kind: str, peer: str) -> Channel:
         """A connection to one of an engine's sockets, at its first address that answers."""
         resolver = self._instances.connect_options.resolver
         with Limit(CONNECT_S):
@@ -270,7 +318,7 @@ class KvEvents:
         if feed.last is not None and feed.last >= 0:
             return
         is_first = True
-        async with aclosing(self._replay(source, 0)) as batches:
+        async with aclosing(self._replay(feed.blocks.name, source, 0)) as batches:
             async for number, payload in batches:
                 if is_first:
                     feed.begin(number)
@@ -283,7 +331,7 @@ class KvEvents:
         """Take in what follows the last known batch; False: another process has published it."""
         last, is_same = feed.last, False
         assert last is not None
-        async with aclosing(self._replay(source, last)) as batches:
+        async with aclosing(self._replay(feed.blocks.name, source, last)) as batches:
             async for number, payload in batches:
                 if number == last:
                     is_same = xxh3_64_intdigest(payload) == feed.mark
@@ -298,11 +346,13 @@ class KvEvents:
                     await self._take(feed, number, payload)
         return is_same
 
-    async def _replay(self, source: Source, first: int) -> AsyncGenerator[tuple[int, bytes]]:
+    async def _replay(
+        self, name: str, source: Source, first: int
+    ) -> AsyncGenerator[tuple[int, bytes]]:
         """The batches that an engine keeps, from a number on."""
         assert source.replay_port is not None
         with closing(
-            await self._open(source.host, source.replay_port, "DEALER", "ROUTER")
+            await self._open(name, source.host, source.replay_port, "DEALER", "ROUTER")
         ) as asked:
             with Limit(CONNECT_S):
                 await asked.send(b"", first.to_bytes(_NUMBER_BYTES, "big"))
@@ -322,10 +372,7 @@ class KvEvents:
         blocks.batches += 1
         blocks.heard_s = self._clock.now_s()
         try:
-            if len(payload) < THREAD_BYTES:
-                batch = decode(payload)
-            else:
-                batch = await asyncio.to_thread(decode, payload)
+            batch = await self._decoded(feed, payload)
         except BatchError as error:
             blocks.malformed += 1
             blocks.fault = str(error)
@@ -333,10 +380,45 @@ class KvEvents:
             return
         blocks.lag_s = self._clock.wall_now() - batch.t
         blocks.skipped_events += batch.other_tier + batch.unknown
+        if MOST_UNKNOWN < batch.unknown > len(batch.events) + batch.other_tier:
+            # What was known holds no longer, and the next attempts come ever later.
+            blocks.is_connected = False
+            self._lose(feed)
+            raise ZmtpError("most of its events are of unknown types")
         await _apply(blocks, batch)
         self._published.came(blocks.name)
         if (name := self._published.bound()) is not None:
             self._instances.warn(name, _TOPIC, _TOO_MANY)
+
+    async def _decoded(self, feed: _Feed, payload: bytes) -> Batch:
+        """A batch, a long one decoded in a thread; an instance that takes much has to rest.
+
+        Raises BatchError.
+        """
+        async with feed.turns.decoding:
+            if len(payload) < THREAD_BYTES:
+                batch, cost_s = _timed(payload)
+            else:
+                async with self._decoding:
+                    batch, cost_s = await asyncio.to_thread(_timed, payload)
+            cost_s *= LONG_COSTS if cost_s > SHORT_S else 1
+            if isinstance(batch, Batch):
+                cost_s += BLOCK_S * sum(map(_blocks, batch.events))
+            if rest_s := feed.turns.spend(cost_s, self._clock.now_s()):
+                await asyncio.sleep(rest_s)
+        if isinstance(batch, BatchError):
+            raise batch
+        return batch
+
+
+def _timed(payload: bytes) -> tuple[Batch | BatchError, float]:
+    """A batch, or what is wrong with it, and the CPU time that it took to know."""
+    begun_s = time.thread_time()
+    try:
+        found: Batch | BatchError = decode(payload)
+    except BatchError as error:
+        found = error
+    return found, time.thread_time() - begun_s
 
 
 async def _apply(blocks: PublishedBlocks, batch: Batch) -> None:
@@ -344,13 +426,17 @@ async def _apply(blocks: PublishedBlocks, batch: Batch) -> None:
     for event in batch.events:
         if isinstance(event, Stored):
             blocks.apply(event, _keys(blocks, event))
-            done += len(event.hashes)
         else:
             blocks.apply(event)
-            done += max(1, len(event.hashes)) if isinstance(event, Removed) else 1
+        done += _blocks(event)
         if done >= SLICE_BLOCKS:
             done = 0
             await asyncio.sleep(0)
+
+
+def _blocks(event: CacheEvent) -> int:
+    """How many blocks an event is about; one at least, as each takes time."""
+    return 1 if isinstance(event, Cleared) else max(1, len(event.hashes))
 
 
 def _keys(blocks: PublishedBlocks, event: Stored) -> list[int]:

@@ -12,24 +12,27 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta, Raw, Struct
+from msgspec.msgpack import Decoder
 from xxhash import xxh3_64_intdigest
 
 from proxy.core.kvcache.published import CacheEvent, Cleared, Removed, Stored
 from proxy.protocol.prompt.facts import ID_BYTES
 from proxy.protocol.prompt.rendered import IDS
 
-_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "BlockStored": (
-        *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
-        *("lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"),
-    ),
-    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
-    "AllBlocksCleared": (),
-}
-"""The members of an event that is an array, behind its type."""
+_KINDS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
+MOST_EVENTS = 1 << 14
+"""Events of a batch; an engine removes so many blocks in no step."""
+LEAST_EVENT_BYTES = 16
+"""The shortest event is the name of a type."""
+MOST_NAMES, MOST_IDS = 1 << 16, 1 << 17
+"""Blocks of an event, and token ids. One of more ids is taken in without them."""
+_NONE = Raw(b"\xc0")
+_VALUE_BYTES = 1024
+"""A longer member that should be a number or a name is not read."""
 _GPU = (None, "GPU")
 """The tier that an engine's prefix cache is in; None in versions that know no other."""
 _KEEPS_ALL = (None, "full_attention", "mla_attention")
@@ -59,40 +62,116 @@ class Batch:
     unknown: int = 0
 
 
+class _Batch(Struct, array_like=True):
+    t: Raw
+    events: Annotated[list[Raw], Meta(max_length=MOST_EVENTS)]
+
+
+class _Event(Struct):
+    """An event that is an object, its members as they came: none of another name is made."""
+
+    type: Raw = _NONE
+    block_hashes: Raw = _NONE
+    parent_block_hash: Raw = _NONE
+    token_ids: Raw = _NONE
+    block_size: Raw = _NONE
+    medium: Raw = _NONE
+    lora_name: Raw = _NONE
+    extra_keys: Raw = _NONE
+    group_idx: Raw = _NONE
+    kv_cache_spec_kind: Raw = _NONE
+    session_id: Raw = _NONE
+
+
+class _Kind(Struct, array_like=True):
+    type: Raw
+
+
+class _StoredArray(Struct, array_like=True):
+    type: Raw
+    block_hashes: Raw = _NONE
+    parent_block_hash: Raw = _NONE
+    token_ids: Raw = _NONE
+    block_size: Raw = _NONE
+    lora_id: Raw = _NONE
+    medium: Raw = _NONE
+    lora_name: Raw = _NONE
+    extra_keys: Raw = _NONE
+    group_idx: Raw = _NONE
+    kv_cache_spec_kind: Raw = _NONE
+
+
+class _RemovedArray(Struct, array_like=True):
+    type: Raw
+    block_hashes: Raw = _NONE
+    medium: Raw = _NONE
+    group_idx: Raw = _NONE
+
+
+_ARRAYS: Mapping[str, type[Struct]] = {"BlockStored": _StoredArray, "BlockRemoved": _RemovedArray}
+_BATCH = Decoder(_Batch)
+_EVENT, _KIND = Decoder(_Event), Decoder(_Kind)
+_NAMES = Decoder(Annotated[list[int | bytes], Meta(max_length=MOST_NAMES)])
+_TOKENS = Decoder(Annotated[list[int], Meta(max_length=MOST_IDS)])
+_EXTRA = Decoder(Annotated[list[Raw], Meta(max_length=MOST_NAMES)])
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
 def decode(payload: bytes) -> Batch:
-    """A batch's payload; raises BatchError."""
+    """A batch's payload; raises BatchError.
+
+    How many events, blocks and ids there are is known before any is made.
+    """
     try:
-        parts = msgspec.msgpack.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BatchError(f"not MessagePack: {error}") from error
-    if not isinstance(parts, list) or len(parts) < 2 or not isinstance(parts[1], list):
-        raise BatchError("no batch: [time, events, rank] is expected")
-    t = parts[0] if isinstance(parts[0], int | float) else 0.0
-    batch = Batch(float(t), [])
-    for given in parts[1]:
-        kind, fields = _named(given)
-        if kind not in _FIELDS:
-            batch.unknown += 1
-        elif fields.get("medium") not in _GPU:
-            batch.other_tier += 1
-        elif kind == "BlockStored":
-            batch.events += _pieces(_stored(fields))
-        elif kind == "BlockRemoved":
-            names, group = _names(fields), _group(fields)
-            batch.events += [Removed(part, group) for part in _parts(names)]
-        else:
-            batch.events.append(Cleared())
+        told = _BATCH.decode(payload)
+        if len(told.events) > 1 + len(payload) // LEAST_EVENT_BYTES:
+            raise BatchError("its events are too short to be any")
+        t = _value(told.t)
+        batch = Batch(float(t) if isinstance(t, int | float) else 0.0, [])
+        for given in told.events:
+            _add(batch, given)
+    except _UNREADABLE as error:
+        raise BatchError(f"no batch: [time, events, rank] is expected: {error}") from error
     return batch
 
 
-def _named(given: Any) -> tuple[str, Mapping[str, Any]]:
-    """An event's type and members, of either form."""
-    if isinstance(given, dict):
-        return _text(given.get("type")), given
-    if isinstance(given, list) and given:
-        kind = _text(given[0])
-        return kind, dict(zip(_FIELDS.get(kind, ()), given[1:], strict=False))
-    raise BatchError("an event is neither an object nor an array")
+def _add(batch: Batch, given: Raw) -> None:
+    """Take in an event."""
+    event = _event(given)
+    kind = _text(_value(event.type))
+    if kind not in _KINDS:
+        batch.unknown += 1
+    elif _value(event.medium) not in _GPU:
+        batch.other_tier += 1
+    elif kind == "BlockStored":
+        batch.events += _pieces(_stored(event))
+    elif kind == "BlockRemoved":
+        names, group = _names(event), _group(event)
+        batch.events += [Removed(part, group) for part in _parts(names)]
+    else:
+        batch.events.append(Cleared())
+
+
+def _event(given: Raw) -> _Event:
+    """An event of either form."""
+    first = bytes(memoryview(given)[:1])
+    if first and (0x90 <= first[0] <= 0x9F or first in (b"\xdc", b"\xdd")):
+        kind = _KIND.decode(given).type
+        form = _ARRAYS.get(_text(_value(kind)))
+        found = _Event(kind)
+        if form is not None:
+            told = msgspec.msgpack.decode(given, type=form)
+            for name in form.__struct_fields__:
+                if name != "lora_id":
+                    setattr(found, name, getattr(told, name))
+        return found
+    return _EVENT.decode(given)
+
+
+def _value(raw: Raw) -> Any:
+    """A member that is a number or a name; None for one that is too long to be any."""
+    view = memoryview(raw)
+    return msgspec.msgpack.decode(raw) if 0 < len(view) <= _VALUE_BYTES else None
 
 
 def _text(value: Any) -> str:
@@ -108,36 +187,33 @@ def _name(value: Any) -> int:
     raise BatchError("a block's hash is neither a number nor 8 bytes or more")
 
 
-def _names(fields: Mapping[str, Any]) -> list[int]:
-    hashes = fields.get("block_hashes")
-    if not isinstance(hashes, list):
-        raise BatchError("block_hashes is no array")
-    return [_name(value) for value in hashes]
+def _names(event: _Event) -> list[int]:
+    return [_name(value) for value in _NAMES.decode(event.block_hashes)]
 
 
-def _group(fields: Mapping[str, Any]) -> int | None:
-    group = fields.get("group_idx")
+def _group(event: _Event) -> int | None:
+    group = _value(event.group_idx)
     return group if isinstance(group, int) else None
 
 
-def _stored(fields: Mapping[str, Any]) -> Stored:
-    names, size = _names(fields), fields.get("block_size")
+def _stored(event: _Event) -> Stored:
+    names, size = _names(event), _value(event.block_size)
     if not isinstance(size, int) or not 1 <= size <= MOST_BLOCK_TOKENS:
         raise BatchError(f"block_size is not within 1 to {MOST_BLOCK_TOKENS}")
-    parent = fields.get("parent_block_hash")
-    lora = _text(fields.get("lora_name"))
-    plain, salt = _plain_blocks(fields.get("extra_keys"), lora, begins=parent is None)
+    parent = _value(event.parent_block_hash)
+    lora = _text(_value(event.lora_name))
+    plain, salt = _plain_blocks(event.extra_keys, lora, begins=parent is None)
     return Stored(
         names,
         None if parent is None else _name(parent),
         size,
-        _ids(fields.get("token_ids"), size, len(names))[: plain * size * ID_BYTES],
+        _ids(event.token_ids, size, len(names))[: plain * size * ID_BYTES],
         salt,
         lora,
         xxh3_64_intdigest(lora.encode()) if lora else 0,
-        _group(fields),
-        is_full=fields.get("kv_cache_spec_kind") in _KEEPS_ALL,
-        session=_text(fields.get("session_id")),
+        _group(event),
+        is_full=_value(event.kv_cache_spec_kind) in _KEEPS_ALL,
+        session=_text(_value(event.session_id)),
     )
 
 
@@ -171,26 +247,30 @@ def _pieces(whole: Stored) -> list[Stored]:
     return pieces
 
 
-def _ids(given: Any, size: int, blocks: int) -> bytes:
+def _ids(given: Raw, size: int, blocks: int) -> bytes:
     """The token ids of an event's blocks; empty unless there are as many as the blocks hold."""
-    if not isinstance(given, list) or len(given) != size * blocks:
-        return b""
     try:
-        return array(IDS, given).tobytes()
-    except (TypeError, OverflowError):
+        ids = _TOKENS.decode(given)
+        return array(IDS, ids).tobytes() if len(ids) == size * blocks else b""
+    except (*_UNREADABLE, OverflowError):
         return b""
 
 
-def _plain_blocks(extra: Any, lora: str, *, begins: bool) -> tuple[int, str]:
+def _plain_blocks(extra: Raw, lora: str, *, begins: bool) -> tuple[int, str]:
     """How many leading blocks depend on nothing but ids, adapter and salt; and the salt.
 
     `extra`: per block what else its hash depends on: the adapter's name, places of images or
     sounds, and in a prompt's first block the salt.
     """
-    if not isinstance(extra, list):
+    try:
+        told = _EXTRA.decode(extra)
+    except msgspec.ValidationError:
         return MOST_BLOCK_TOKENS, ""
     salt = ""
-    for at, keys in enumerate(extra):
+    for at, raw in enumerate(told):
+        if len(memoryview(raw)) > _VALUE_BYTES:
+            return at, salt
+        keys = _value(raw)
         left = list(keys) if isinstance(keys, list) else []
         if lora and left[:1] == [lora]:
             del left[0]

@@ -9,7 +9,7 @@ ZeroMQ RFC 23 (ZMTP 3.0) and RFC 37 (PING and PONG of 3.1, which a peer may send
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Self
 
@@ -25,7 +25,7 @@ _SHORT_HEAD, _LONG_HEAD = 2, 9
 _SHORT_MOST = 255
 READ_BYTES = 64 << 10
 """Most bytes that are decoded at once, so that other tasks have their turn."""
-MOST_BYTES = 8 << 20
+MOST_BYTES = 1 << 20
 """A longer message is refused. One step of an engine is a few hundred KiB at most."""
 MOST_PARTS = 16
 _ERROR_CHARS = 200
@@ -50,6 +50,11 @@ class Decoder:
         self._size = 0
         self.is_ready = False
         self.replies = bytearray()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what is not complete."""
+        return len(self._buffer) + self._size
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages that these bytes complete; raises ZmtpError."""
@@ -168,6 +173,10 @@ def message(parts: Sequence[bytes]) -> bytes:
     return b"".join([_frame(_MORE if at < last else 0, part) for at, part in enumerate(parts)])
 
 
+def _nobody(held_bytes: int) -> None:
+    del held_bytes
+
+
 class Channel:
     """One connection to a socket of a peer; used by one task at a time, and closed by it.
 
@@ -179,6 +188,8 @@ class Channel:
     ) -> None:
         self._reader, self._writer, self._decoder = reader, writer, decoder
         self._come: list[Message] = []
+        self.on_held: Callable[[int], None] = _nobody
+        """Called with the bytes of what is not complete, after each read; with 0 at the end."""
 
     @classmethod
     async def open(cls, address: str, port: int, socket_type: str, peer_type: str) -> Self:
@@ -196,6 +207,7 @@ class Channel:
 
     def close(self) -> None:
         """Close the connection at once."""
+        self.on_held(0)
         self._writer.transport.abort()
 
     async def send(self, *parts: bytes) -> None:
@@ -216,6 +228,7 @@ class Channel:
         if not data:
             raise ZmtpError("the peer has closed the connection")
         come = self._decoder.feed(data)
+        self.on_held(self._decoder.held_bytes)
         if self._decoder.replies:
             if self._writer.transport.get_write_buffer_size() > READ_BYTES:
                 raise ZmtpError("the peer takes no answers")
