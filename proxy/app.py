@@ -23,6 +23,7 @@ from proxy.admin.endpoints import FleetPaths, HealthPaths, ModelsPath
 from proxy.config.in_force import OptionsInForce
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
+from proxy.core.admission.largest_pays import LargestPays
 from proxy.fleet import probes
 from proxy.fleet.kv_events import KvEvents
 from proxy.fleet.probes import Probes
@@ -51,6 +52,7 @@ from proxy.request.attempts import LegOwners
 from proxy.request.exchange import Exchange, RequestOwners
 from proxy.request.kv_release import KvReleases
 from proxy.request.large_bodies import LargeBodies
+from proxy.request.relay import EVENTS_BYTES
 from proxy.state.proxy_state import ProxyState
 
 
@@ -168,6 +170,7 @@ class Routes:
             instances,
             state.telemetry,
             legs,
+            LargestPays(EVENTS_BYTES),
         )
 
     def application(self, *, admin: bool = True, public: bool = True) -> web.Application:

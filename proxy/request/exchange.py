@@ -15,6 +15,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.config.in_force import OptionsInForce
+from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.admission.memory import Level, Watermark
 from proxy.core.admission.queue import Priority
 from proxy.core.kvcache.published_index import Ended
@@ -63,7 +64,7 @@ from proxy.request.client_request import Outgoing
 from proxy.request.client_response import CLOSE, ClientResponse, is_whole, pass_on
 from proxy.request.large_bodies import LargeBodies
 from proxy.request.moves import Moves
-from proxy.request.relay import StalledClientError
+from proxy.request.relay import Relay, StalledClientError
 from proxy.request.stream_accounting import NO_TOKEN, Streaming
 from proxy.state.access import Access
 from proxy.state.in_flight import InFlight
@@ -98,6 +99,8 @@ class RequestOwners:
     instances: Instances
     telemetry: RequestTelemetry
     legs: LegOwners
+    pending: LargestPays[Relay]
+    """The incomplete events of all streams."""
 
     @property
     def wants_keepalive(self) -> bool:
@@ -447,7 +450,8 @@ class Exchange:
         if moves is not None and moves.trail is not None:
             owners.in_flight.movable.add(self._stream)
         heartbeat_s = owners.options.settings.heartbeat_interval
-        return await self._stream.run(self.request, answer, self._extra_lines(), heartbeat_s)
+        lines, pending = self._extra_lines(), owners.pending
+        return await self._stream.run(self.request, answer, lines, heartbeat_s, pending)
 
     def _moves(self, attempts: Attempts) -> Moves | None:
         """What has the stream go on elsewhere when its instance is lost; None: it ends there."""

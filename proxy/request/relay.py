@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.types import FailureKind, MoveCause
 from proxy.net.timeouts import IdleLimit
 from proxy.net.upstream.response import UpstreamResponse
@@ -42,6 +43,11 @@ GROW_EVENTS = 16
 EVENT_BYTES = 8 << 20
 """Longest event in bytes; an incomplete event is kept in memory until its end has come. A first
 event may repeat the prompt: the token ids of a million tokens are 7 MB."""
+COUNTED_BYTES = 1 << 16
+"""What is kept of an event beyond this counts among that of all streams."""
+EVENTS_BYTES = 32 << 20
+"""Most bytes of the incomplete events of all streams; beyond it the largest one of the instance
+that has most of them is cut."""
 NO_EVENT_BYTES = 1 << 20
 """The same for what does not begin like an event, and speaks against its instance."""
 _EVENT_STARTS = (b"data:", b"event:", b"id:", b":")
@@ -85,6 +91,7 @@ _LOST_WORDS = {
 }
 NEVER_S = 1e9
 EVENT_TOO_LONG = "event_too_long"
+_NO_ROOM = "an event of which no more can be kept, as others are not complete either"
 
 
 class StreamCutError(Exception):
@@ -129,6 +136,7 @@ class Relay:
         "_always_frames",
         "_asked_for",
         "_client",
+        "_counted",
         "_dialect",
         "_fast_path",
         "_feed",
@@ -146,8 +154,10 @@ class Relay:
         "_may_pass",
         "_needs_end",
         "_on_mark",
+        "_pending",
         "_wraps",
         "_write",
+        "instance",
         "is_paused",
         "is_taken",
         "reply",
@@ -196,11 +206,17 @@ class Relay:
         self._on_mark = on_mark
         self._mark = 0
         self._held = bytearray()
+        self._pending: LargestPays[Relay] | None = None
+        self.instance, self._counted = "", False
         self._is_too_long = self._is_asked = False
         self._asked_for = MoveCause.DRAIN
         self._limit: IdleLimit | None = None
         self.state = _WAITING
         self.is_paused = self.is_taken = False
+
+    def count(self, pending: LargestPays[Relay], instance: str) -> None:
+        """Count what is kept of an event among that of all streams; `instance`: whose answer."""
+        self._pending, self.instance = pending, instance
 
     def _move(self, state: RelayState) -> None:
         """Change the state: the one place that does, with what follows from the new state."""
@@ -329,8 +345,10 @@ class Relay:
             body = body[:end]
         leg = self._leg
         body = self._up_to_end(body) if leg is None else self._edited(leg, body)
-        if len(held) > NO_EVENT_BYTES:
+        if len(held) > COUNTED_BYTES:
             self._check_length()
+        elif self._counted:
+            self._discount()
         self._frames = self._always_frames or bool(held)
         return body
 
@@ -438,6 +456,27 @@ class Relay:
         if len(self._held) > most:
             self._is_too_long = is_event
             raise FramingError(f"an event of more than {most} bytes")
+        if self._pending is None:
+            return
+        self._counted = True
+        largest = self._pending.hold(self, self.instance, len(self._held))
+        if largest is self:
+            self._is_too_long = True
+            raise FramingError(_NO_ROOM)
+        if largest is not None:
+            largest.give_way()
+
+    def give_way(self) -> None:
+        """End this stream: its incomplete event is the largest of too many."""
+        self._is_too_long = True
+        self._discount()
+        self.stop()
+        self.reply.fail(UpstreamFailure(FailureKind.MALFORMED, _NO_ROOM))
+
+    def _discount(self) -> None:
+        self._counted = False
+        if self._pending is not None:
+            self._pending.drop(self)
 
     def _drop(self, wire: bytes) -> None:
         """Discard what an instance sends after the end of its answer."""
@@ -525,6 +564,8 @@ class Relay:
 
     def close(self) -> None:
         """Done: an answer whose end the client has may end by itself, any other one is closed."""
+        if self._counted:
+            self._discount()
         if self.state in (_ENDING, _ENDED):
             self.reply.let_end(GRACE_S)
         else:

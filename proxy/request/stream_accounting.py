@@ -8,6 +8,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.routing.request_flow import RequestFlow, State
 from proxy.core.types import PLANNED, MoveCause, Outcome, Unmoved
 from proxy.net.server.responses import error_event
@@ -110,9 +111,17 @@ class Streaming:
         return self._scanner.events
 
     async def run(
-        self, request: web.Request, answer: UpstreamResponse, extra: bytes, heartbeat_s: float
+        self,
+        request: web.Request,
+        answer: UpstreamResponse,
+        extra: bytes,
+        heartbeat_s: float,
+        pending: LargestPays[Relay],
     ) -> ClientResponse:
-        """Pass the answer on, to its end or to where it breaks. `extra`: header lines of ours."""
+        """Pass the answer on, to its end or to where it breaks. `extra`: header lines of ours.
+
+        `pending`: the incomplete events of all streams.
+        """
         relay, self._instance = None, self._route.decode.name
         self._is_stream = answer.is_stream
         try:
@@ -120,6 +129,7 @@ class Streaming:
             relay = self._relay = Relay(
                 request, answer, response, self._scanner, self._on_mark, self._leg
             )
+            relay.count(pending, self._instance)
             while not await self._ended(relay, heartbeat_s):
                 pass
             return response
@@ -150,6 +160,7 @@ class Streaming:
             self._awaits_token = True
             self._instance = self._route.decode.name
             relay.follow(found.answer, found.leg)
+            relay.instance = self._instance
             return True
         if error.cause in PLANNED:
             relay.stay()

@@ -214,6 +214,60 @@ async def test_f113_one_over_the_cap(rig: Floor) -> None:
         assert not r.router.fleet.has_failed_lately(name)
 
 
+ENDLESS = 7900 << 10
+BESIDE = 64 << 20
+"""Most memory beside events without an end."""
+
+
+async def test_f152_events_without_an_end(rig: Floor, tmp_path: Path) -> None:
+    """Each within the cap for one; all of them together are too much."""
+    sent = STREAM_HEAD + chunk(event("a")) + b"%x\r\n" % (2 * ENDLESS) + b"data: "
+    async with Scripted(stalls(sent + b"x" * ENDLESS)) as engine:
+        async with command(tmp_path, [engine.url]) as proxy:
+            await proxy.up(1)
+            before, most = proxy.rss_bytes, 0
+            asked = [asyncio.create_task(proxy.ask(f"{n}", stream=True)) for n in range(16)]
+            try:
+                for _ in range(20):
+                    await asyncio.sleep(0.1)
+                    most = max(most, proxy.rss_bytes - before)
+                cut = [task.result() for task in asked if task.done()]
+            finally:
+                for task in asked:
+                    task.cancel()
+                await asyncio.gather(*asked, return_exceptions=True)
+    assert most <= BESIDE, f"{most >> 20} MiB beside them"
+    assert len(cut) >= 12
+    assert {error["code"] for got in cut for error in got.errors} == {"event_too_long"}
+    rig.checked += 1
+
+
+async def test_f152_costs_the_engine_that_has_most(rig: Floor, tmp_path: Path) -> None:
+    """Another engine's long event, which is as long as any of them, passes."""
+    sent = STREAM_HEAD + chunk(event("a")) + b"%x\r\n" % (2 * ENDLESS) + b"data: "
+    body = event("b") + with_ids(1_000_000) + event("fine") + DONE_EVENT
+
+    async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await apart(writer, [STREAM_HEAD, chunk(body)[: len(body) // 2]], 0)
+        await may_end.wait()
+        writer.write(chunk(body)[len(body) // 2 :] + LAST)
+
+    may_end = asyncio.Event()
+    async with Scripted(stalls(sent + b"x" * ENDLESS)) as bad, Scripted(slowly, model="b") as good:
+        async with command(tmp_path, [bad.url, good.url]) as proxy:
+            await proxy.up(2)
+            honest = asyncio.create_task(proxy.ask("long", model="b", stream=True))
+            asked = [asyncio.create_task(proxy.ask(f"{n}", stream=True)) for n in range(8)]
+            await until(lambda: any(task.done() for task in asked), "some are cut")
+            may_end.set()
+            got = await honest
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+    assert (got.is_clean, len(got.body), got.errors) == (True, len(body), [])
+    rig.checked += 1
+
+
 async def test_f31_one_byte_per_segment(rig: Floor) -> None:
     body = [event("a€ü"), b": comment\n\n", event("b\\n"), DONE_EVENT]
     wire = STREAM_HEAD + b"".join(map(chunk, body)) + LAST
