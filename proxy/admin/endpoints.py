@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import asdict
 
+import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
@@ -24,7 +26,7 @@ from proxy.fleet.instances import Instances
 from proxy.net.addresses import ForbiddenAddressError, check
 from proxy.net.server import responses
 from proxy.net.server.responses import error_response, json_response, unavailable
-from proxy.net.upstream.client import LIST_BYTES, context_lengths, model_cards
+from proxy.net.upstream.client import LIST_BYTES, Upstream, context_lengths, model_cards
 from proxy.protocol.errors import (
     DRAIN_RETRY_S,
     ModelAwayError,
@@ -45,6 +47,8 @@ from proxy.telemetry.request_log import RecordLog, record_json
 from proxy.telemetry.requests import DECISIONS_KEPT
 
 MODELS_TIMEOUT_S = 2.0
+STRAGGLER_S = 0.25
+"""How long the list of models waits for a further instance, once each known model is in it."""
 _DIGITS = 9
 """Most digits of a number in a query: `int` refuses one of more than 4300."""
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -302,7 +306,8 @@ class ModelsPath:
             cards = await self._cards(request)
         except ProxyError as error:
             return responses.error(request.path, error, CIMultiDict())
-        return json_response({"object": "list", "data": list(cards.values())})
+        body = b'{"object":"list","data":[%b]}' % b",".join(cards.values())
+        return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def model(self, request: web.Request) -> web.Response:
         """The card of one model, whose name may have slashes in it."""
@@ -310,34 +315,78 @@ class ModelsPath:
         try:
             cards = await self._cards(request)
             if (card := cards.get(name)) is not None:
-                return json_response(card)
+                return web.Response(body=card, content_type="application/json", charset="utf-8")
             if fleet.serves(name):
                 raise ModelAwayError("no instance that serves the model answers now")
             raise UnknownModelError.of(name[:MODEL_CHARS], {*cards, *fleet.models()})
         except ProxyError as error:
             return responses.error(request.path, error, CIMultiDict())
 
-    async def _cards(self, request: web.Request) -> dict[str, Mapping[str, object]]:
+    async def _cards(self, request: web.Request) -> dict[str, bytes]:
         """Each model's card, that of the longest context; raises ProxyError without a known key."""
         grant = self._access.grant(request.headers)
         auth = grant.added if grant.hidden else _auth(request)
-        cards: dict[str, Mapping[str, object]] = {}
+        by_name, listed = self._instances.by_name, self._instances.router.fleet.listed()
+        upstreams = [by_name[m.instance.name] for m in listed if m.instance.name in by_name]
+        known = [member.models for member in listed]
+        expected = None if None in known else set().union(*(models or () for models in known))
+        answers = await _ask_all(upstreams, auth, expected)
+        found: dict[str, bytes] = {}
         longest: dict[str, int] = {}
-        for member in self._instances.router.fleet.listed():
-            upstream = self._instances.by_name.get(member.instance.name)
-            if upstream is None:
-                continue  # removed while another one was asked
-            try:
-                body = await upstream.get("/v1/models", MODELS_TIMEOUT_S, auth, LIST_BYTES)
-            except UpstreamFailure:
-                continue
-            told = model_cards(body) or []
+        for upstream in upstreams:
+            told = answers.get(upstream, [])
             lengths = context_lengths(told)
             for card in told:
                 model = str(card["id"])
-                if model not in cards or lengths.get(model, 0) > longest[model]:
-                    cards[model], longest[model] = card, lengths.get(model, 0)
-        return cards
+                if model not in found or lengths.get(model, 0) > longest[model]:
+                    found[model], longest[model] = _written(card), lengths.get(model, 0)
+        return found
+
+
+async def _ask_all(
+    upstreams: Collection[Upstream], auth: bytes, expected: Set[str] | None
+) -> Mapping[Upstream, list[dict[str, object]]]:
+    """The cards of all instances that answer, side by side.
+
+    Whoever hangs is not waited for once others have told all that is `expected`; None: not known.
+    """
+    answers: dict[Upstream, list[dict[str, object]]] = {}
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(_ask(u, auth, answers), name="models") for u in upstreams]
+        waits = set(asked)
+        rest_s: float | None = None
+        while waits:
+            done, waits = await asyncio.wait(
+                waits, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            told = {card["id"] for cards in answers.values() for card in cards}
+            is_told = expected is not None and told >= expected
+            rest_s = STRAGGLER_S if is_told else None
+            if not done:
+                break
+        for task in waits:
+            task.cancel()
+    return answers
+
+
+async def _ask(
+    upstream: Upstream, auth: bytes, answers: dict[Upstream, list[dict[str, object]]]
+) -> None:
+    """Add what one instance tells of its models, if it does."""
+    try:
+        body = await upstream.get("/v1/models", MODELS_TIMEOUT_S, auth, LIST_BYTES)
+    except UpstreamFailure:
+        return
+    answers[upstream] = model_cards(body) or []
+
+
+def _written(card: Mapping[str, object]) -> bytes:
+    """A card as JSON; of one that is nested too deep the members that are not."""
+    try:
+        return orjson.dumps(card)
+    except TypeError:
+        plain = {n: v for n, v in card.items() if not isinstance(v, dict | list)}
+        return orjson.dumps(plain)
 
 
 def _auth(request: web.Request) -> bytes:

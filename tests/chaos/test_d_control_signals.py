@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from proxy.admin.endpoints import MODELS_TIMEOUT_S
 from proxy.core.admission import engine_reports, gate
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.placement import rules
@@ -19,7 +20,7 @@ from proxy.net import addresses, timeouts
 from tests.chaos.client import Got, request
 from tests.chaos.invariants import holds, samples
 from tests.chaos.rig import SLOW_PROBES, Floor
-from tests.chaos.scripted import GOOD, Scripted
+from tests.chaos.scripted import GOOD, MODEL, Scripted
 from tests.support.harness import (
     ANSWER,
     DONE,
@@ -435,3 +436,29 @@ async def test_f151_a_heavy_document(rig: Floor, what: str) -> None:
             assert (await r.raw(request(None, {}, "/v1/models", "GET"))).status == 200
             await asyncio.sleep(0.1)
         await until(lambda: len(r.links[0].asked) > seen + 2, "it was read")
+
+
+@pytest.mark.parametrize("how", ["deep", "hangs", "huge"])
+async def test_f153_one_engines_list_of_models(rig: Floor, how: str) -> None:
+    """It costs its own cards at most, and no other client's time."""
+    nest = b'{"a":' * 300 + b"1" + b"}" * 300
+    card = b'{"id":"deep","x":%b,"max_model_len":77,"y":"kept"}' % nest
+    odd: dict[str, bytes | Script] = {
+        "deep": plain(b'{"data":[{"id":"%s"},%b]}' % (MODEL.encode(), card)),
+        "hangs": stalls(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"),
+        "huge": plain(b'{"data":[' + b'{"id":"x"},' * 60_000 + b"{}]}"),
+    }
+    engine = Scripted()
+    async with rig([engine, GOOD, GOOD], **SLOW_PROBES) as r:
+        engine.gets["/v1/models"] = odd[how]
+        for _ in range(3):
+            begun_s = asyncio.get_running_loop().time()
+            got = await r.raw(request(None, {}, "/v1/models", "GET"))
+            assert asyncio.get_running_loop().time() - begun_s < MODELS_TIMEOUT_S
+            assert got.status == 200
+            cards = {card["id"]: card for card in got.json["data"]}
+            assert MODEL in cards
+            if how == "deep":
+                assert cards["deep"] == {"id": "deep", "max_model_len": 77, "y": "kept"}
+                one = await r.raw(request(None, {}, "/v1/models/deep", "GET"))
+                assert one.json == cards["deep"]

@@ -17,6 +17,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.core.types import Unmoved
+from proxy.protocol.body import is_cheap
 from proxy.protocol.streams.sse import Scanner
 from proxy.protocol.streams.trail import Trail, data_of, is_lost_error, member_list
 
@@ -218,9 +219,12 @@ class LaterLeg:
         """An event for the client, empty where it has nothing for it; None: the stream is lost."""
         data = data_of(event)
         try:
-            told: dict[str, Any] = orjson.loads(data)
+            told: dict[str, Any] | None = orjson.loads(data) if is_cheap(data) else None
         except orjson.JSONDecodeError:
             return event
+        if told is None:
+            self.lost = "error"
+            return None
         choices = told.get("choices")
         if not isinstance(choices, list):
             self.lost = "error" if is_lost_error(data) else ""
@@ -237,7 +241,15 @@ class LaterLeg:
             if choice is None:
                 return None if self.lost else b""
             told["choices"] = [choice]
-        return b"data: %b\n\n" % orjson.dumps(told)
+        return self._written(told)
+
+    def _written(self, told: dict[str, Any]) -> bytes | None:
+        """An event of this object; None for one that is nested deeper than can be written."""
+        try:
+            return b"data: %b\n\n" % orjson.dumps(told)
+        except TypeError:
+            self.lost = "error"
+            return None
 
     def _choice(self, choice: dict[str, Any], event: bytes) -> dict[str, Any] | None:
         """A choice for the client; None where it has nothing for it, or the stream is lost."""
@@ -302,16 +314,20 @@ class LaterLeg:
 
 def first_members(head: bytes) -> dict[str, Any]:
     """The members `id`, `object`, `created` and `model` of a stream, of its first event."""
+    if not is_cheap(head):
+        return {}
     try:
         told: dict[str, Any] = orjson.loads(head + b"}")
     except orjson.JSONDecodeError:
         return {}
     wanted = ("id", "object", "created", "model")
-    return {name: told[name] for name in wanted if name in told}
+    return {name: told[name] for name in wanted if isinstance(told.get(name), str | int)}
 
 
 def text_of(event: bytes) -> str:
     """The text that an event has for its client; empty where it has none."""
+    if not is_cheap(event):
+        return ""
     try:
         choice = orjson.loads(data_of(event))["choices"][0]
         said = choice.get("text") if "text" in choice else choice["delta"].get("content")

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import orjson
 
+from proxy.protocol.body import is_cheap
 from proxy.protocol.endpoints import END_NAMES
 
 TAIL_BYTES: Final = 4096
@@ -98,6 +99,8 @@ def is_cut(rest: bytes | bytearray) -> bool:
     begun = _BEGUN.search(b"\n" + rest)
     if begun is None:
         return False
+    if not is_cheap(begun[1]):
+        return True
     try:
         orjson.loads(begun[1])
     except orjson.JSONDecodeError:

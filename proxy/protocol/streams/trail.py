@@ -19,6 +19,7 @@ from typing import Final
 import orjson
 
 from proxy.core.types import Unmoved
+from proxy.protocol.body import is_cheap
 from proxy.protocol.streams.movable import Plan
 
 STEP_BYTES: Final = 4096
@@ -289,6 +290,8 @@ def is_lost_error(data: bytes) -> bool:
     """Whether the JSON of an event is an error of the engine that another one might not have."""
     if not data.startswith(b'{"error"'):
         return False
+    if not is_cheap(data):
+        return True
     try:
         error = orjson.loads(data).get("error")
     except (orjson.JSONDecodeError, AttributeError):

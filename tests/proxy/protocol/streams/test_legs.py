@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.types import Unmoved
 from proxy.protocol.framing import wrap
-from proxy.protocol.streams.legs import FirstLeg, LaterLeg
+from proxy.protocol.streams.legs import FirstLeg, LaterLeg, first_members
 from proxy.protocol.streams.movable import Plan
 from proxy.protocol.streams.trail import Resumption, Trail, TrailMemory
 
@@ -261,3 +261,28 @@ def test_a_choice_that_is_none_is_an_engines_error() -> None:
     leg = after_two()
     assert leg.edit(b'data: {"choices":[1]}\n\n') == b""
     assert leg.lost == "error"
+
+
+NEST = b'{"a":' * 300 + b"1" + b"}" * 300
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'data: {"x":%b,"choices":[{"index":0,"text":"c","finish_reason":null}]}\n\n' % NEST,
+        b'data: {"choices":[{"index":0,"text":"c","stop_reason":%b,"finish_reason":"x"}]}\n\n'
+        % NEST,
+        b'data: {"usage":{"z":%b},"choices":[]}\n\n' % NEST,
+        b'data: {"choices":[%b1]}\n\n' % (b"{}," * 100_000),
+    ],
+)
+def test_an_event_that_cannot_be_written_anew_counts_as_an_error(odd: bytes) -> None:
+    """Of the instance that goes on: the stream may be moved once more."""
+    leg = after_two()
+    assert leg.edit(text("c", [3]) + odd + text("d", [4])).count(b"data: ") == 1
+    assert leg.lost == "error"
+
+
+def test_what_is_nested_in_the_first_event_is_in_no_later_one() -> None:
+    head = b'{"id":%b,"object":"o","created":[1],"model":"m"' % NEST
+    assert first_members(head) == {"object": "o", "model": "m"}
