@@ -51,8 +51,8 @@ SHARE, BURST_S = 0.2, 0.5
 SHORT_S, LONG_COSTS = 0.005, 20
 """Decoding that takes longer costs so many times as much, since the decoder in C has the
 interpreter for all of it."""
-BLOCK_S = 5e-6
-"""What a block that is taken in costs."""
+BLOCK_S, BYTE_S = 5e-6, 5e-9
+"""What a block that is taken in costs, and a byte that is read."""
 PARTIAL_BYTES = 16 << 20
 """Messages that are not complete have so much memory together."""
 MOST_UNKNOWN = 64
@@ -406,19 +406,19 @@ class KvEvents:
                 cost_s += BLOCK_S * sum(map(_blocks, batch.events))
             if rest_s := feed.turns.spend(cost_s, self._clock.now_s()):
                 await asyncio.sleep(rest_s)
-        if isinstance(batch, BatchError):
-            raise batch
+        if isinstance(batch, str):
+            raise BatchError(batch)
         return batch
 
 
-def _timed(payload: bytes) -> tuple[Batch | BatchError, float]:
+def _timed(payload: bytes) -> tuple[Batch | str, float]:
     """A batch, or what is wrong with it, and the CPU time that it took to know."""
     begun_s = time.thread_time()
     try:
-        found: Batch | BatchError = decode(payload)
+        found: Batch | str = decode(payload)
     except BatchError as error:
-        found = error
-    return found, time.thread_time() - begun_s
+        found = str(error)  # without its frames, which hold the payload
+    return found, time.thread_time() - begun_s + BYTE_S * len(payload)
 
 
 async def _apply(blocks: PublishedBlocks, batch: Batch) -> None:

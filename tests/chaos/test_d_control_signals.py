@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -17,7 +18,9 @@ from proxy.core.admission import engine_reports, gate
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.placement import rules
 from proxy.net import addresses, timeouts
+from proxy.net.kv_events import zmtp
 from tests.chaos.client import Got, request
+from tests.chaos.command import command
 from tests.chaos.invariants import holds, samples
 from tests.chaos.rig import SLOW_PROBES, Floor
 from tests.chaos.scripted import GOOD, MODEL, Scripted
@@ -462,3 +465,51 @@ async def test_f153_one_engines_list_of_models(rig: Floor, how: str) -> None:
                 assert cards["deep"] == {"id": "deep", "max_model_len": 77, "y": "kept"}
                 one = await r.raw(request(None, {}, "/v1/models/deep", "GET"))
                 assert one.json == cards["deep"]
+
+
+def publishes(payload: bytes) -> Script:
+    """A publisher of KV events that sends this batch again and again."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(zmtp.GREETING + zmtp.ready("PUB"))
+        number = 0
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(zmtp.message([b"", number.to_bytes(8, "big"), payload]))
+                await writer.drain()
+                number += 1
+                await asyncio.sleep(0.001)
+        writer.close()
+
+    return script
+
+
+def batch_of(value: bytes, size: int) -> bytes:
+    count = size // len(value)
+    return b"\x93\xcb" + bytes(8) + b"\xdd" + count.to_bytes(4, "big") + value * count + b"\x00"
+
+
+BATCHES = {
+    "8 MiB of maps": batch_of(b"\x80", 8_000_000),
+    "1 MiB of maps": batch_of(b"\x80", 1_000_000),
+    "events of no type": batch_of(b"\x81\xa1x\xb0" + b"y" * 16, 900_000),
+    "255 KiB of maps": batch_of(b"\x80", 255 << 10),
+    "15 KiB of events": batch_of(b"\x81\xa4type\xb0AllBlocksCleared", 15 << 10),
+}
+
+
+@pytest.mark.parametrize("what", BATCHES)
+async def test_f154_batches_of_kv_events(rig: Floor, tmp_path: Path, what: str) -> None:
+    server = await asyncio.start_server(publishes(BATCHES[what]), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, Scripted(GOOD) as engine:
+        events = f"tcp://{{host}}:{port}"
+        async with command(tmp_path, [engine.url], "--kv-events", events) as proxy:
+            await proxy.up(1)
+            before, most = proxy.rss_bytes, 0
+            for number in range(15):
+                assert is_fine(await proxy.ask(f"{number}"))
+                most = max(most, proxy.rss_bytes - before)
+                await asyncio.sleep(0.1)
+    assert most <= 64 << 20, f"{most >> 20} MiB beside them"
+    rig.checked += 1

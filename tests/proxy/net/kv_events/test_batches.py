@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from array import array
 from contextlib import suppress
 from typing import Any
@@ -165,3 +166,58 @@ def test_any_bytes_are_a_batch_or_an_error(payload: bytes) -> None:
     for raw in (payload, b"\x93\xcb" + bytes(8) + b"\x91" + payload + b"\x00"):
         with suppress(BatchError):
             assert isinstance(decode(raw), Batch)
+
+
+MIB = 1 << 20
+HEAD = b"\x93\xcb" + bytes(8)
+
+
+def many(value: bytes, count: int) -> bytes:
+    """An array of so many of these."""
+    return b"\xdd" + count.to_bytes(4, "big") + value * count
+
+
+def member(name: str, value: bytes) -> bytes:
+    """A batch of one event with this member."""
+    told = msgspec.msgpack.encode(STORED | {name: None})
+    at = told.index(name.encode()) + len(name)
+    return HEAD + b"\x91" + told[:at] + value + told[at + 1 :] + b"\x00"
+
+
+COSTLY = {
+    "empty maps": HEAD + many(b"\x80", MIB) + b"\x00",
+    "empty arrays": HEAD + many(b"\x90", MIB) + b"\x00",
+    "arrays of arrays": HEAD + many(b"\x91\x90", MIB // 2) + b"\x00",
+    "maps in an unknown member": member("lora_id", many(b"\x80", MIB)),
+    "maps for names": member("block_hashes", many(b"\x80", MIB)),
+    "small names": member("block_hashes", many(b"\x01", MIB)),
+    "small ids": member("token_ids", many(b"\x01", MIB)),
+    "maps for ids": member("token_ids", many(b"\x80", MIB)),
+    "maps for a parent": member("parent_block_hash", many(b"\x80", MIB)),
+    "keys": member("extra_keys", many(b"\x91\x90", MIB // 2)),
+    "maps for a type": HEAD + b"\x91\x81\xa4type" + many(b"\x80", MIB) + b"\x00",
+    "deep": HEAD + b"\x91" * MIB + b"\x00",
+}
+
+
+@pytest.mark.parametrize("kind", COSTLY)
+def test_no_batch_costs_much_memory(kind: str) -> None:
+    payload = COSTLY[kind]
+    tracemalloc.start()
+    try:
+        with suppress(BatchError):
+            decode(payload)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 12 * MIB, f"{most >> 20} MiB"
+
+
+def test_a_batch_of_one_long_prompt_is_read() -> None:
+    """131,072 tokens in one step."""
+    names, ids = list(range(1, 8193)), [150_000] * 131_072
+    told = STORED | {"block_hashes": names, "token_ids": ids, "block_size": 16}
+    events: list[Any] = batch(told).events
+    assert sum(len(event.ids) for event in events) == 4 * len(ids)
+    removed = [{"type": "BlockRemoved", "block_hashes": [1 << 63]} for _ in range(8192)]
+    assert len(batch(*removed).events) == 8192
