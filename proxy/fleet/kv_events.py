@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Set
 from contextlib import aclosing, closing
 from urllib.parse import urlsplit
 
@@ -25,7 +26,7 @@ from proxy.core.kvcache.published import CacheEvent, Cleared, PublishedBlocks, S
 from proxy.core.types import UNIT_TOKENS
 from proxy.fleet.instances import Instances
 from proxy.net.kv_events.batches import Batch, BatchError, decode
-from proxy.net.kv_events.sources import Source, SourcesError, read_sources
+from proxy.net.kv_events.sources import MOST_RANKS, Source, SourcesError, read_sources
 from proxy.net.kv_events.zmtp import READ_BYTES, Channel, Message, ZmtpError
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import Upstream
@@ -44,6 +45,8 @@ SILENCE_S = 30.0
 """After so long without a batch a replay shows whether one was missed."""
 PAUSE_S, MOST_PAUSE_S = 0.1, 15.0
 """First and longest pause before the next attempt to connect."""
+FRESH_PAUSES = 10
+"""For so many first pauses an engine's answer holds for all of its ranks."""
 THREAD_BYTES = 1 << 14
 """A batch of this size is decoded by a thread, one at a time: it may take milliseconds."""
 SHARE, BURST_S = 0.2, 0.5
@@ -82,10 +85,10 @@ class _Feed:
     `mark`: a digest of that batch. `heard`: the last number on this connection.
     """
 
-    __slots__ = ("blocks", "heard", "last", "mark", "turns")
+    __slots__ = ("blocks", "heard", "last", "mark", "of_instance")
 
-    def __init__(self, blocks: PublishedBlocks, turns: _Turns) -> None:
-        self.blocks, self.turns = blocks, turns
+    def __init__(self, blocks: PublishedBlocks, of_instance: _OfInstance) -> None:
+        self.blocks, self.of_instance = blocks, of_instance
         self.last: int | None = None
         self.mark = 0
         self.heard = -1
@@ -104,23 +107,48 @@ class _Feed:
         self.last = -1 if not first else first - 1
 
 
-class _Turns:
-    """The part of the processor that one instance's events take.
+class _OfInstance:
+    """What the ranks of one instance share: where their events are, and their time.
 
-    `decoding`: only one of its ranks decodes, or rests, at a time.
+    `ask`: asks the engine for the sources; one question is for all ranks. `decoding`: only one of
+    them decodes, or rests, at a time.
     """
 
-    __slots__ = ("_at_s", "_debt_s", "decoding")
+    __slots__ = ("_ask", "_asked_s", "_asking", "_at_s", "_debt_s", "_failed", "_told", "decoding")
 
-    def __init__(self) -> None:
-        self.decoding = asyncio.Lock()
-        self._at_s = self._debt_s = 0.0
+    def __init__(self, ask: Callable[[], Awaitable[dict[int, Source]]]) -> None:
+        self._ask = ask
+        self._asking, self.decoding = asyncio.Lock(), asyncio.Lock()
+        self._asked_s, self._at_s, self._debt_s = -math.inf, 0.0, 0.0
+        self._told: Mapping[int, Source] = {}
+        self._failed: UpstreamFailure | SourcesError | None = None
+
+    async def sources(self) -> Mapping[int, Source]:
+        """The sources by rank; raises what `ask` does."""
+        async with self._asking:
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._asked_s < FRESH_PAUSES * PAUSE_S:
+                if self._failed is not None:
+                    raise _again(self._failed)
+                return self._told
+            self._asked_s, self._failed = now_s, None
+            try:
+                self._told = await self._ask()
+            except (UpstreamFailure, SourcesError) as failure:
+                self._failed = _again(failure)
+                raise
+            return self._told
 
     def spend(self, cost_s: float, now_s: float) -> float:
         """Note the CPU time that a batch took; the seconds that its instance has to rest for it."""
         paid_s = SHARE * (now_s - self._at_s)
         self._debt_s, self._at_s = max(0.0, self._debt_s - paid_s) + cost_s, now_s
         return max(0.0, self._debt_s - BURST_S) / SHARE
+
+
+def _again(failure: UpstreamFailure | SourcesError) -> UpstreamFailure | SourcesError:
+    """The same failure, without its frames."""
+    return failure.again() if isinstance(failure, UpstreamFailure) else SourcesError(str(failure))
 
 
 class KvEvents:
@@ -154,22 +182,33 @@ class KvEvents:
                 await asyncio.sleep(LOOK_S)
 
     async def _follow(self, upstream: Upstream) -> None:
-        """Follow each rank that the instance has; it may have more after a restart."""
-        followed: set[int] = set()
-        pause_s, turns = PAUSE_S, _Turns()
+        """Follow each rank that the instance has; it may have others after a restart."""
+        followed: dict[int, asyncio.Task[None]] = {}
+        missed: Set[int] = set()
+        fresh_s = pause_s = FRESH_PAUSES * PAUSE_S
+        of_instance = _OfInstance(lambda: self._sources(upstream))
         async with asyncio.TaskGroup() as group:
             while True:
+                found: Set[int] | None = None
                 try:
-                    found = await self._sources(upstream)
+                    found = (await of_instance.sources()).keys()
                 except (*_LOST, *DEFECTS) as error:
-                    found = {}
                     self._warn(upstream, error)
-                for rank in found.keys() - followed:
-                    followed.add(rank)
-                    group.create_task(self._follow_rank(upstream, rank, turns))
+                if found is not None:
+                    # One that is not told of twice in a row is none.
+                    for rank in missed - found:
+                        followed.pop(rank).cancel()
+                    missed = followed.keys() - found
+                    for rank in sorted(found - followed.keys())[: MOST_RANKS - len(followed)]:
+                        follows = self._follow_rank(upstream, rank, of_instance)
+                        followed[rank] = group.create_task(follows)
                 is_up = self._instances.router.fleet.is_up(upstream.instance.name)
-                pause_s = ASK_S if is_up else min(2 * pause_s, MOST_PAUSE_S)
-                await asyncio.sleep(pause_s)
+                if is_up and not missed:
+                    await asyncio.sleep(ASK_S)
+                    pause_s = fresh_s
+                else:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
     async def _sources(self, upstream: Upstream) -> dict[int, Source]:
         """The sources by rank, as the option says or the engine tells.
@@ -186,7 +225,7 @@ class KvEvents:
             found_host, first, replay = at.of(host, port)
         except ValueError as error:
             raise SourcesError(f"--kv-events: {error}") from error
-        ranks = range(self._instances.router.gate.ranks(instance.name))
+        ranks = range(min(MOST_RANKS, self._instances.router.gate.ranks(instance.name)))
         if max(first, replay or 0) + len(ranks) > MOST_PORT + 1:
             raise SourcesError(f"--kv-events: {len(ranks)} ranks go beyond port {MOST_PORT}")
         return {
@@ -194,15 +233,15 @@ class KvEvents:
             for rank in ranks
         }
 
-    async def _follow_rank(self, upstream: Upstream, rank: int, turns: _Turns) -> None:
+    async def _follow_rank(self, upstream: Upstream, rank: int, of_instance: _OfInstance) -> None:
         """Follow one rank over all its connections, until cancelled."""
         name = upstream.instance.name
         blocks = self._published.open(name, rank)
-        feed, pause_s = _Feed(blocks, turns), PAUSE_S
+        feed, pause_s = _Feed(blocks, of_instance), PAUSE_S
         try:
             while True:
                 try:
-                    source = (await self._sources(upstream)).get(rank)
+                    source = (await of_instance.sources()).get(rank)
                     if source is None:
                         raise SourcesError("its engine tells of no events any more")
                     await self._listen(upstream, source, feed)
@@ -395,7 +434,7 @@ class KvEvents:
 
         Raises BatchError.
         """
-        async with feed.turns.decoding:
+        async with feed.of_instance.decoding:
             if len(payload) < THREAD_BYTES:
                 batch, cost_s = _timed(payload)
             else:
@@ -404,7 +443,7 @@ class KvEvents:
             cost_s *= LONG_COSTS if cost_s > SHORT_S else 1
             if isinstance(batch, Batch):
                 cost_s += BLOCK_S * sum(map(_blocks, batch.events))
-            if rest_s := feed.turns.spend(cost_s, self._clock.now_s()):
+            if rest_s := feed.of_instance.spend(cost_s, self._clock.now_s()):
                 await asyncio.sleep(rest_s)
         if isinstance(batch, str):
             raise BatchError(batch)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from proxy.protocol.body import is_cheap
+from proxy.protocol.streams.parse_cost import is_cheap
 
 T = TypeVar("T")
 LOOP_BYTES = 16 << 10

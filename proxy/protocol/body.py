@@ -70,7 +70,6 @@ SMALL_BYTES, SMALL_COMMAS = 1 << 20, 1 << 14
 _UNCOUNTED_BYTES = 1 << 17
 """Up to here commas are not counted: were all of it strings of one letter, it took 4 ms."""
 _FREE_BYTES, _SMALL_BRACKETS = 4096, 1 << 13
-_CHEAP_NAMES, _CHEAP_COMMAS = 20_480, 1 << 18
 """So many arrays and objects take 2 ms. Those in texts count as well, and source code has 4 to 12
 per KiB: with fewer allowed, prompts of 200 KiB would leave the event loop."""
 _OPENING = (b"[", b"{")
@@ -132,18 +131,6 @@ def is_small(raw: bytes) -> bool:
     if brackets(raw) > _SMALL_BRACKETS:
         return False
     return size <= _UNCOUNTED_BYTES or raw.count(b",") <= SMALL_COMMAS
-
-
-def is_cheap(raw: bytes) -> bool:
-    """Whether parsing what a peer sends takes no more than 5 ms, however it is made.
-
-    A list of the token ids of a long prompt may be in it.
-    """
-    if len(raw) <= _FREE_BYTES:
-        return True
-    if brackets(raw) > _SMALL_BRACKETS or raw.count(b":") > _CHEAP_NAMES:
-        return False
-    return raw.count(b",") <= _CHEAP_COMMAS
 
 
 def brackets(raw: bytes) -> int:

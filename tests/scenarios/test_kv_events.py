@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 
 from proxy.core.kvcache.published import PublishedBlocks
@@ -19,7 +20,8 @@ from replayer.engine.kvcache import BlockPool
 from replayer.simulator.host import SimEngine, SimFleet
 from replayer.simulator.kv_events import _frames
 from replayer.simulator.metrics import EngineMetrics
-from tests.support.harness import WAIT_S, ServedProxy, addresses, chat, until, words
+from tests.chaos.scripted import Scripted
+from tests.support.harness import WAIT_S, ServedProxy, addresses, chat, plain, until, words
 from tests.support.rollouts import COMPLETIONS, Rollout, blocks_off
 
 BLOCK = 16
@@ -261,6 +263,35 @@ async def test_an_instance_that_leaves_is_not_followed_any_more(tmp_path: Path) 
             assert answer.status == 200
         await until(lambda: not subscribers, "its subscription has ended")
         assert list(proxy.router.published.all()) == [proxy.settings.instances[0].name]
+
+
+async def test_ranks_that_are_told_of_no_more_are_forgotten(tmp_path: Path) -> None:
+    """An engine tells of 64 other ranks at each question, and of none at last."""
+    first, asked, is_over = [0], [0], [False]
+
+    async def sources(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked[0] += 1
+        ranks = range(first[0], first[0] + 64)
+        first[0] += 64
+        told = {str(rank): {"endpoint": f"tcp://*:{port}"} for rank in ranks}
+        writer.write(plain(orjson.dumps({} if is_over[0] else told)))
+
+    async with Scripted() as engine:
+        engine.gets["/kv_event_sources"] = sources
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, ServedProxy(tmp_path / "log.jsonl", [engine.url]) as proxy:
+            await proxy.up()
+            name = proxy.settings.instances[0].name
+            ranks = proxy.router.published.ranks
+            await until(lambda: first[0] >= 6 * 64, "it was asked some times")
+            assert len(ranks(name)) <= 64
+            tasks = [t for t in asyncio.all_tasks() if "_follow_rank" in str(t.get_coro())]
+            assert len(tasks) <= 64
+            assert min(ranks(name), default=1 << 20) >= 64, "the first ones are forgotten"
+            is_over[0] = True
+            await until(lambda: not ranks(name), "none is told of")
+            assert asked[0] < 100, "one question for all ranks"
 
 
 async def test_what_does_not_come_is_said(tmp_path: Path) -> None:

@@ -215,15 +215,21 @@ class PublishedIndex:
             self._unlinked.append(ended)
 
     def bound(self) -> str | None:
-        """Give up the largest set if there are too many blocks; returns the name of its instance.
+        """Give up sets while there are too many blocks; returns the name of their instance.
 
-        To be called after each batch of events.
+        They are the largest ones of the instance that has most over all its ranks. To be called
+        after each batch of events.
         """
-        if len(self) <= self._max_blocks:
+        over = len(self) - self._max_blocks
+        if over <= 0:
             return None
-        sets = [(len(b), name, b) for name, ranks in self._ranks.items() for b in ranks.values()]
-        _, name, largest = max(sets, key=_size)
-        largest.give_up()
+        sums = [(sum(map(len, ranks.values())), name) for name, ranks in self._ranks.items()]
+        name = max(sums)[1]
+        for blocks in sorted(self._ranks[name].values(), key=len, reverse=True):
+            over -= len(blocks)
+            blocks.give_up()
+            if over <= 0:
+                break
         return name
 
     def hits(self, facts: RequestFacts) -> dict[str, int]:
@@ -493,7 +499,3 @@ def _goes_on(blocks: PublishedBlocks, link: Link) -> bool:
     """Whether more follows a link's prompt, all of which is there, than its answer."""
     depth = link.prompt_tokens // blocks.block_tokens
     return link.depth >= depth > 0 and blocks.goes_on(link.tail, depth)
-
-
-def _size(row: tuple[int, str, PublishedBlocks]) -> int:
-    return row[0]

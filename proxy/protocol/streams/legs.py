@@ -17,7 +17,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.core.types import Unmoved
-from proxy.protocol.body import is_cheap
+from proxy.protocol.streams.parse_cost import is_cheap
 from proxy.protocol.streams.sse import Scanner
 from proxy.protocol.streams.trail import Trail, data_of, is_lost_error, member_list
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.protocol.body import is_cheap
 from proxy.protocol.endpoints import END_NAMES
+from proxy.protocol.streams.parse_cost import is_cheap
 
 TAIL_BYTES: Final = 4096
 MOST_USAGES: Final = 4

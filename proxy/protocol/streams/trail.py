@@ -19,8 +19,8 @@ from typing import Final
 import orjson
 
 from proxy.core.types import Unmoved
-from proxy.protocol.body import is_cheap
 from proxy.protocol.streams.movable import Plan
+from proxy.protocol.streams.parse_cost import is_cheap
 
 STEP_BYTES: Final = 4096
 """Memory is taken in steps of this size, so that an event costs no look at what others take."""

@@ -192,6 +192,20 @@ def test_the_largest_set_is_given_up_when_there_are_too_many_blocks() -> None:
     assert not large.is_whole
 
 
+def test_of_an_engine_with_many_ranks_all_of_them_count() -> None:
+    """No set of it is the largest, and no engine of one rank pays for it."""
+    index = PublishedIndex(40 * BYTES_PER_BLOCK)
+    for name in ("a", "b"):
+        index.open(name, 0).apply(Stored(list(range(8)), None, SIZE))
+    for rank in range(16):
+        index.open("many", rank).apply(Stored([rank, 100 + rank], None, SIZE))
+        assert index.bound() in (None, "many")
+    assert len(index) <= 40
+    assert not any(index.ranks(name)[0].is_over for name in ("a", "b"))
+    given_up = [blocks.is_over for blocks in index.ranks("many").values()]
+    assert given_up.count(True) == 4, "no more than it takes"
+
+
 @given(st.integers(0, 3))
 def test_the_key_of_a_block(at: int) -> None:
     event, keys = stored([1, 2, 3])
