@@ -92,15 +92,15 @@ async def read(
     is_whole = content.is_eof() and "Content-Encoding" not in request.headers
     if not is_whole and (request.content_length or 0) > limits.bytes:
         raise _too_large(limits)
-    owner = _owner(request, grant)
     if is_whole:  # nearly all come with their head, and take no room until they are examined
-        members, found = await _understood(
-            request, content.read_nowait(), grant, limits, large, owner
-        )
+        raw = content.read_nowait()
+        members, found = await _understood(request, raw, grant, limits, large, None)
     else:
+        owner = _owner(request, grant)
         try:
-            with large.uploads.holding(owner, content.total_bytes) as holding:
+            with large.uploads.holding(owner, lambda: content.total_bytes) as holding:
                 raw = await _body(request, limits, large, holding)
+                holding.upload.is_whole = True
                 members, found = await _understood(request, raw, grant, limits, large, holding)
         except NoRoomError:
             connection_of(request).stop_lingering()
@@ -123,8 +123,8 @@ def _is_json(request: web.Request) -> bool:
     What is not UTF-8 JSON is refused, since an engine might understand what was not looked at. Of a
     form upload only small fields are read: engines take it for nothing else.
     """
-    is_form = request.content_type.startswith("multipart/")
-    return not is_form or request.raw_path in OFFLOADABLE or request.path in OFFLOADABLE
+    is_ours = request.raw_path in OFFLOADABLE or request.path in OFFLOADABLE
+    return is_ours or not request.content_type.startswith("multipart/")
 
 
 async def _understood(
@@ -133,7 +133,7 @@ async def _understood(
     grant: Grant,
     limits: BodyLimits,
     large: LargeBodies,
-    place: Holding | str,
+    holding: Holding | None,
 ) -> tuple[Members, Examined]:
     """A body with what has to be edited in it at once, and what was found."""
     if len(raw) > limits.bytes:
@@ -147,7 +147,7 @@ async def _understood(
         return Members(raw), NO_OBJECT
     plans = is_ours and limits.plans_moves
     task = Task(path, raw, is_object=is_ours, salt=grant.salt, plans=plans)
-    found = await _examined(task, large, place)
+    found = await _examined(request, task, grant, large, holding)
     members, drop = Members(raw, found.spans), found.drop
     if grant.tenant is not None and path in (RESPONSES, COMPACT) and NAMED in found.fields:
         drop = [*drop, NAMED]
@@ -161,14 +161,17 @@ async def _understood(
     return members, found
 
 
-async def _examined(task: Task, large: LargeBodies, place: Holding | str) -> Examined:
+async def _examined(
+    request: web.Request, task: Task, grant: Grant, large: LargeBodies, holding: Holding | None
+) -> Examined:
     """What is needed of a body; raises BadRequestError for one that is refused.
 
-    `place`: the body's among the others, or whose it is as long as it has none.
+    `holding`: None for one that came with its head, and has no place among the others yet.
     """
     found = examine(task, MOST_VALUES_SMALL) if is_small(task.raw) else None
-    if found is None and isinstance(place, str):
-        with large.uploads.holding(place, len(task.raw)):
+    if found is None and holding is None:
+        with large.uploads.holding(_owner(request, grant), lambda: len(task.raw)) as own:
+            own.upload.is_whole = True
             found = await large.examine(task)
     elif found is None:
         found = await large.examine(task)

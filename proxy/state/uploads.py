@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -30,11 +31,11 @@ _log = logging.getLogger(__name__)
 class Holding(Limit):
     """A body's place among the others; raises NoRoomError where it has to go."""
 
-    __slots__ = ("_uploads", "upload")
+    __slots__ = ("_come", "_uploads", "upload")
 
-    def __init__(self, uploads: Uploads, upload: Upload) -> None:
+    def __init__(self, uploads: Uploads, upload: Upload, come: Callable[[], int]) -> None:
         super().__init__(math.inf)
-        self._uploads, self.upload = uploads, upload
+        self._uploads, self.upload, self._come = uploads, upload, come
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -52,6 +53,11 @@ class Holding(Limit):
             super().__exit__(kind, error, trace)
         except TimeoutError as late:
             raise NoRoomError(_FULL) from late
+
+    @property
+    def come_bytes(self) -> int:
+        """What has come of the body."""
+        return self._come()
 
     def resize(self, size: int) -> None:
         """The body has another size than its client sent: it was packed."""
@@ -77,10 +83,9 @@ class Uploads:
         self._alarm: Alarm | None = None
         self._throttle = Throttle()
 
-    def holding(self, owner: str, held: int) -> Holding:
-        """A place for a body of which so much is here already."""
-        now_s = asyncio.get_running_loop().time()
-        return Holding(self, self.room.enter(owner, held, now_s))
+    def holding(self, owner: str, come: Callable[[], int]) -> Holding:
+        """A place for a body; `come` says how much of it is here."""
+        return Holding(self, self.room.enter(owner, come(), self._now_s()), come)
 
     def began(self, holding: Holding) -> None:
         """A body is under way: if that is too much at all, one ends at once."""
@@ -137,6 +142,8 @@ class Uploads:
     def _look(self) -> None:
         """While bodies wait, end those that have had their time, as far as it takes."""
         now_s = self._now_s()
+        for upload, holding in self._holdings.items():
+            self.room.moved(upload, holding.come_bytes, now_s)
         self._grant()
         while self._waits and self._end(self.room.overdue(now_s)):
             self._grant()

@@ -3,15 +3,17 @@
 A body takes what has come of it at once, and asks for room for the rest before that is read. While
 there is none it waits, and so does its client. An owner is a tenant, or a client's address. Of
 those that wait the one goes first whose owner has and wants least, and of that owner's the smallest
-and youngest. A body that takes longer than PATIENCE_S and its bytes at LEAST_RATE ends when others
-wait: first one of the owner that has most, and of that owner's the largest and oldest.
+and youngest. While others wait, a body ends that stands still for PATIENCE_S or comes slower than
+LEAST_RATE: first one of the owner that has most, and of that owner's the largest and oldest. One
+that is whole ends only for another owner's, where its own has half of all.
 """
 
 from __future__ import annotations
 
-PATIENCE_S = 0.5
-LEAST_RATE = 8 << 20
-"""Bytes per second, behind PATIENCE_S, of a body that nobody else has to wait for."""
+PATIENCE_S, STEP_BYTES = 0.5, 1 << 16
+"""A body that has brought less than the second in the first stands still."""
+LEAST_RATE = 1 << 20
+"""Bytes per second, behind PATIENCE_S."""
 LONG_WAIT_S = 2.0
 _SOON_S = 0.1
 
@@ -24,14 +26,16 @@ class Upload:
     """One body. `held`: bytes that it may take; `wanted`: further ones that it waits for.
 
     `unasked`: of those held, what came before there was room for it; `since_s`: when it came, or
-    had room for more of it.
+    had room for more of it. `come`: bytes that were there at `moved_s`. `is_whole`: nothing more
+    comes.
     """
 
-    __slots__ = ("held", "owner", "since_s", "unasked", "wanted")
+    __slots__ = ("come", "held", "is_whole", "moved_s", "owner", "since_s", "unasked", "wanted")
 
     def __init__(self, owner: str, held: int, since_s: float) -> None:
         self.owner, self.held, self.since_s = owner, held, since_s
         self.unasked, self.wanted = held, 0
+        self.come, self.moved_s, self.is_whole = held, since_s, False
 
 
 class UploadRoom:
@@ -102,7 +106,8 @@ class UploadRoom:
             upload.held += upload.wanted
             self.held_bytes += upload.wanted
             self._unasked -= upload.unasked
-            upload.wanted, upload.unasked, upload.since_s = 0, 0, now_s
+            upload.wanted, upload.unasked = 0, 0
+            upload.since_s = upload.moved_s = now_s
             found.append(upload)
         return found
 
@@ -126,13 +131,30 @@ class UploadRoom:
 
         Those that wait hold up others by what came of them before only, if that is half of all.
         """
-        if not self._waiting:
+        waiter = self._next(now_s)
+        if waiter is None:
             return None
-        come = [u for u in self._uploads if not u.wanted]
-        due = [u for u in come if now_s - u.since_s > PATIENCE_S + u.held / LEAST_RATE]
-        if not due and (not come or 2 * sum([u.held for u in self._waiting]) > self.max_bytes):
-            due = [u for u in self._waiting if now_s - u.since_s > LONG_WAIT_S]
+        due = [u for u in self._uploads if self._is_due(u, waiter, now_s)]
+        if not due:
+            are_all = len(self._waiting) == len(self._uploads)
+            if are_all or 2 * sum([u.held for u in self._waiting]) > self.max_bytes:
+                due = [u for u in self._waiting if now_s - u.since_s > LONG_WAIT_S]
         return self._worst(due, now_s)
+
+    def moved(self, upload: Upload, come: int, now_s: float) -> None:
+        """So much of a body has come by now."""
+        if come - upload.come >= STEP_BYTES:
+            upload.come, upload.moved_s = come, now_s
+
+    def _is_due(self, upload: Upload, waiter: Upload, now_s: float) -> bool:
+        age_s = now_s - upload.since_s
+        if upload.wanted or age_s <= PATIENCE_S:
+            return False
+        if upload.is_whole:
+            is_others = upload.owner != waiter.owner
+            return is_others and 2 * self._owned[upload.owner] > self.max_bytes
+        is_still = now_s - upload.moved_s > PATIENCE_S
+        return is_still or age_s > PATIENCE_S + upload.come / LEAST_RATE
 
     def worst(self, now_s: float) -> Upload | None:
         """The body that has to go as there is too much at all."""

@@ -54,7 +54,7 @@ def test_of_one_owner_the_smallest_and_youngest_is_next() -> None:
     assert large.wanted
 
 
-def test_who_has_had_its_time_goes_when_others_wait() -> None:
+def test_who_stands_still_goes_when_others_wait() -> None:
     room = UploadRoom(4 * MIB)
     small, large = asks(room, "a", MIB), asks(room, "a", 3 * MIB)
     assert room.overdue(60.0) is None, "nobody waits"
@@ -65,12 +65,32 @@ def test_who_has_had_its_time_goes_when_others_wait() -> None:
     assert small in room._uploads
 
 
-def test_nobody_goes_in_its_time() -> None:
+def test_who_goes_on_stays_unless_it_is_slow() -> None:
     room = UploadRoom(4 * MIB)
-    asks(room, "a", 4 * MIB)
+    uploads = fast, slow, still = [asks(room, "a", size * MIB) for size in (2, 1, 1)]
     asks(room, "b", MIB)
-    assert room.overdue(PATIENCE_S + 0.4) is None
-    assert room.overdue(PATIENCE_S + 0.6) is not None
+    assert room.overdue(PATIENCE_S) is None, "each has a moment"
+    for step in range(1, 6):
+        now_s = 0.4 * step
+        room.moved(fast, step * 600 * KIB, now_s)
+        room.moved(slow, step * 70 * KIB, now_s)
+    gone = []
+    while (upload := room.overdue(2.0)) is not None:
+        gone.append(upload)
+        room.leave(upload)
+    assert gone == [slow, still]
+    assert uploads[0] in room._uploads
+
+
+def test_a_whole_body_goes_only_for_another_owners() -> None:
+    room = UploadRoom(4 * MIB)
+    whole = asks(room, "a", 4 * MIB)
+    whole.is_whole = True
+    own = asks(room, "a", MIB)
+    assert room.overdue(30.0) is None
+    room.leave(own)
+    asks(room, "b", MIB)
+    assert room.overdue(30.0) is whole
 
 
 def test_the_owner_that_has_most_pays() -> None:
