@@ -163,13 +163,13 @@ class Uploads:
         holding = None if upload is None else self._holdings.pop(upload, None)
         if holding is None:
             return False
+        held_bytes, now_s = self.room.held_bytes, self._now_s()
         self.room.leave(holding.upload)
-        now_s = self._now_s()
         holding.reschedule(now_s)
         if (before := self._throttle.turn("full", now_s)) is not None:
             _log.warning(
                 "bodies that are not complete have %d of %d MiB: the largest and slowest end%s",
-                self.room.held_bytes >> 20,
+                held_bytes >> 20,
                 self.room.max_bytes >> 20,
                 more(before),
             )
