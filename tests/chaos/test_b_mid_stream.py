@@ -219,7 +219,7 @@ BESIDE = 64 << 20
 """Most memory beside events without an end."""
 
 
-async def test_f152_events_without_an_end(rig: Floor, tmp_path: Path) -> None:
+async def test_f132_events_without_an_end(rig: Floor, tmp_path: Path) -> None:
     """Each within the cap for one; all of them together are too much."""
     sent = STREAM_HEAD + chunk(event("a")) + b"%x\r\n" % (2 * ENDLESS) + b"data: "
     async with Scripted(stalls(sent + b"x" * ENDLESS)) as engine:
@@ -242,7 +242,7 @@ async def test_f152_events_without_an_end(rig: Floor, tmp_path: Path) -> None:
     rig.checked += 1
 
 
-async def test_f152_costs_the_engine_that_has_most(rig: Floor, tmp_path: Path) -> None:
+async def test_f132_costs_the_engine_that_has_most(rig: Floor, tmp_path: Path) -> None:
     """Another engine's long event, which is as long as any of them, passes."""
     sent = STREAM_HEAD + chunk(event("a")) + b"%x\r\n" % (2 * ENDLESS) + b"data: "
     body = event("b") + with_ids(1_000_000) + event("fine") + DONE_EVENT

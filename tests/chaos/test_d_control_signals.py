@@ -427,7 +427,7 @@ HEAVY: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize("what", HEAVY)
-async def test_f151_a_heavy_document(rig: Floor, what: str) -> None:
+async def test_f131_a_heavy_document(rig: Floor, what: str) -> None:
     """The invariant that no turn of the loop computes for long is what this is about."""
     path, document = HEAVY[what]
     engine = Scripted()
@@ -442,7 +442,7 @@ async def test_f151_a_heavy_document(rig: Floor, what: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["deep", "hangs", "huge"])
-async def test_f153_one_engines_list_of_models(rig: Floor, how: str) -> None:
+async def test_f133_one_engines_list_of_models(rig: Floor, how: str) -> None:
     """It costs its own cards at most, and no other client's time."""
     nest = b'{"a":' * 300 + b"1" + b"}" * 300
     card = b'{"id":"deep","x":%b,"max_model_len":77,"y":"kept"}' % nest
@@ -499,7 +499,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("what", BATCHES)
-async def test_f154_batches_of_kv_events(rig: Floor, tmp_path: Path, what: str) -> None:
+async def test_f134_batches_of_kv_events(rig: Floor, tmp_path: Path, what: str) -> None:
     server = await asyncio.start_server(publishes(BATCHES[what]), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server, Scripted(GOOD) as engine:

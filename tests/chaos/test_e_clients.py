@@ -451,7 +451,7 @@ async def never_ending(url: str, data: bytes, count: int) -> AsyncIterator[list[
         ("length", 700 * KIB, 300),
     ],
 )
-async def test_f150_bodies_that_never_end(
+async def test_f130_bodies_that_never_end(
     rig: Floor, tmp_path: Path, how: str, size: int, count: int
 ) -> None:
     async with Scripted(GOOD) as engine, command(tmp_path, [engine.url]) as proxy:
