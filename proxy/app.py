@@ -302,11 +302,14 @@ class Proxy:
         self._inherited = inherited or InheritedSockets()
         self._names: list[str] = []
         """The listeners' names for the next process."""
-        self._hot_restart = HotRestart(self._listeners, self._leave_snapshot)
+        self._hot_restart = HotRestart(self._listeners, self._leave_snapshot, self._refuse_opening)
         self._stop = asyncio.Event()
 
     async def _leave_snapshot(self) -> BinaryIO:
         return await snapshot.leave(self.state.router, self.state.thermal.control)
+
+    async def _refuse_opening(self) -> None:
+        await self.reloader.refuse_opening()
 
     @property
     def url(self) -> str:

@@ -15,7 +15,7 @@ from proxy import described
 from proxy.app import Proxy
 from proxy.config.load import Loaded, load, print_config
 from proxy.config.options import Settings
-from proxy.config.secrets import is_loopback
+from proxy.config.secrets import KEY_CHARS, entries_of, is_loopback, key_of
 from proxy.config.sources import ConfigError
 from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.net.server.connection import has_c_parser
@@ -137,12 +137,29 @@ def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
             "--thermal does not hold %s: no sensor of their GPUs is named (;gpus=0-7;dcgm=9400)",
             ", ".join(blind),
         )
-    is_open = settings.admin_port is None and settings.admin_token is None
-    if is_open and not is_loopback(settings.host):
+    _warn_of_access(logger, settings)
+
+
+def _warn_of_access(logger: logging.Logger, settings: Settings) -> None:
+    """Log what is open, and which keys can be guessed."""
+    is_reached = not is_loopback(settings.host)
+    if is_reached and settings.admin_port is None and settings.admin_token is None:
         logger.warning(
             "admin paths are open to every client of %s: give --admin-token or --admin-port",
             settings.host,
         )
+    if is_reached and settings.api_key is None:
+        logger.info("every client of %s may ask, as no --api-key is given", settings.host)
+    for name, secret in (("api_key", settings.api_key), ("admin_token", settings.admin_token)):
+        text = "" if secret is None else secret.get_secret_value()
+        keys = map(key_of, entries_of(text)) if name == "api_key" else filter(None, [text.strip()])
+        if short := sum(len(key) < KEY_CHARS for key in keys):
+            logger.warning(
+                "%s: %d shorter than %d characters: easily guessed, and a reload takes no other",
+                name,
+                short,
+                KEY_CHARS,
+            )
 
 
 def _what_failed(settings: Settings, error: OSError) -> str:

@@ -16,8 +16,9 @@ SECRET_FILE_BYTES = 1 << 20
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _LINE = re.compile(r"[\x20-\x7e]+")
-_SHOWN_FROM = 16
-"""A fingerprint shows the first four characters of a key of this length or more."""
+KEY_CHARS = 16
+"""A key of fewer characters can be guessed, or may be what is left of one that was cut; a
+fingerprint shows the first four characters of any other."""
 
 
 class SecretStr:
@@ -62,10 +63,13 @@ def secret_text(value: object) -> object:
 def _of_file(path: str) -> str:
     try:
         with Path(path).open("rb") as file:
-            return file.read(SECRET_FILE_BYTES).decode().strip()
+            text = file.read(SECRET_FILE_BYTES + 1)
+        if len(text) > SECRET_FILE_BYTES:  # the rest of a key that was cut would be a key
+            raise ValueError(f"the file it names is larger than {SECRET_FILE_BYTES} bytes")
+        return text.decode().strip()
     except OSError as error:
         raise ValueError(f"cannot read the file it names: {error.strerror}") from error
-    except ValueError as error:  # bad UTF-8, or NUL in the path
+    except UnicodeError as error:
         raise ValueError("the file it names is not text") from error
 
 
@@ -96,9 +100,7 @@ def tenants_of(text: str) -> dict[bytes, str]:
     Commas or line ends separate entries; empty ones and lines that begin with # are skipped.
     """
     found: dict[bytes, str] = {}
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    entries = [e.strip() for line in lines for e in line.split(",") if e.strip()]
-    for at, entry in enumerate(entries, 1):
+    for at, entry in enumerate(entries_of(text), 1):
         tenant, colon, key = entry.partition(":")
         if not colon:
             tenant, key = fingerprint(entry), entry
@@ -115,6 +117,18 @@ def tenants_of(text: str) -> dict[bytes, str]:
     return found
 
 
+def entries_of(text: str) -> list[str]:
+    """The entries of `tenants_of` as they are written."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    return [e.strip() for line in lines for e in line.split(",") if e.strip()]
+
+
+def key_of(entry: str) -> str:
+    """The key of an entry, without its tenant."""
+    _tenant, colon, key = entry.partition(":")
+    return key if colon else entry
+
+
 def digest(key: bytes) -> bytes:
     """What is kept of a key. The time of a look-up does not show how near a guess was."""
     return sha256(key).digest()
@@ -123,7 +137,7 @@ def digest(key: bytes) -> bytes:
 def fingerprint(key: str) -> str:
     """A key's name in logs: 8 digits of its digest, after its first 4 letters if it is long."""
     short = digest(key.encode()).hex()[:8]
-    shown = re.sub(r"[^A-Za-z0-9]", "", key[:4]) if len(key) >= _SHOWN_FROM else ""
+    shown = re.sub(r"[^A-Za-z0-9]", "", key[:4]) if len(key) >= KEY_CHARS else ""
     return f"{shown}-{short}" if shown else f"key-{short}"
 
 

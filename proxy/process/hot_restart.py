@@ -178,9 +178,14 @@ class HotRestart:
         self,
         listeners: Callable[[], list[tuple[str, int]]],
         write_snapshot: Callable[[], Awaitable[BinaryIO]],
+        check: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`listeners`: names and descriptors of sockets; `write_snapshot`: makes the snapshot."""
+        """`listeners`: names and descriptors of sockets; `write_snapshot`: makes the snapshot.
+
+        `check` raises ConfigError if no process may take over with the options as they are now.
+        """
         self._listeners = listeners
+        self._check = check
         self._write_snapshot = write_snapshot
         self._asked = asyncio.Event()
         self._is_under_way = self._is_over = False
@@ -228,9 +233,11 @@ class HotRestart:
     ) -> None:
         self._is_under_way = True
         try:
+            if self._check is not None:
+                await self._check()
             with await self._write_snapshot() as file:
                 self._successor = await _start([*self._listeners(), (SNAPSHOT, file.fileno())])
-        except (SuccessorError, OSError, *DEFECTS) as error:
+        except (SuccessorError, ConfigError, OSError, *DEFECTS) as error:
             await asyncio.to_thread(on_failure)
             # Before it is said: whoever reads it may ask again at once.
             self._is_under_way = False

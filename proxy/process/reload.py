@@ -1,7 +1,8 @@
 """Reload of the options at run time: all of them, or none and a log line with the reason.
 
 SIGHUP or a change of the `--config` file starts a reload. A changed file is read once two checks in
-a row found the same content, so a file that is still being written is not read.
+a row found the same content, so a file that is still being written is not read. One that stays cut
+is read, so a reload opens nothing that was closed (`access_changes`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from proxy.config.sources import ConfigError, options
 from proxy.config.values import InstanceSpec
 from proxy.core.types import Instance
 from proxy.net import tls
+from proxy.process import access_changes
 from proxy.state.access import bearer
 from proxy.state.proxy_state import ProxyState, instance_tls
 
@@ -81,6 +83,17 @@ class Reloader:
         if await asyncio.to_thread(self._differs):
             await self.reload("changed during the start")
 
+    async def refuse_opening(self) -> None:
+        """Raise ConfigError if a process that is started now would open what is closed here.
+
+        Of other mistakes it reads, that process says itself, and it may be of another version.
+        """
+        try:
+            new = await asyncio.to_thread(self._source)
+        except (ConfigError, OSError):
+            return
+        access_changes.refuse_opening(self._state.options.settings, new)
+
     async def watch(self, interval_s: float) -> None:
         """Reload on request and when the file has changed, until cancelled."""
         while True:
@@ -140,6 +153,7 @@ class Reloader:
             raise ConfigError(
                 f"{', '.join(fixed)} cannot change at run time: restart (hot: SIGUSR2)"
             )
+        access_changes.refuse_opening(old, new)
         return self._instances(old, new)
 
     def _instances(self, old: Settings, new: Settings) -> _Change:
@@ -168,6 +182,8 @@ class Reloader:
     async def _apply(self, ready: _Prepared, change: _Change, why: str) -> str:
         state, new = self._state, ready.settings
         changed = sorted(_changed(state.options.settings, new))
+        if access := access_changes.changes(state.options.settings, new):
+            _log.warning("config reloaded (%s), access changes: %s", why, "; ".join(access))
         if changed:
             self._switch(new, change)
         state.instances.connect_options.change(ready.for_instances, bearer(new.instance_api_key))

@@ -48,6 +48,7 @@ IDLE_BYTES = 24 << 10
 """Most memory of a connection that says nothing, its half of the proxy's buffers with it."""
 BODY = orjson.dumps(chat("x"))
 BIG_ENOUGH = words(600)
+KEY = "sk-0123456789abcdef"
 CONFIG = 'instances = ["a={a}", "b={b}"]\n'
 
 
@@ -380,6 +381,59 @@ async def test_f95_an_instance_leaves_with_live_streams(rig: Floor, tmp_path: Pa
                 return (await proxy.get("/instances")).body.count(b'"name"') == 1
 
             await until(is_out, "one instance is left")
+    rig.checked += 1
+
+
+async def test_f170_a_config_file_that_is_cut(rig: Floor, tmp_path: Path) -> None:
+    """By the watch, by SIGHUP, and by SIGUSR2: what is closed stays closed."""
+    config, keys = tmp_path / "proxy.toml", tmp_path / "keys"
+    async with Scripted() as a, Scripted() as b:
+        head = CONFIG.format(a=a.url, b=b.url) + "health_interval = 0.1\n"
+        keys.write_text(f"acme:{KEY}\nzeta:{'z' * 20}\n")
+        secrets = f'admin_token = "{"t" * 20}"\napi_key = "@{keys}"\n'
+        config.write_text(head + secrets)
+        async with command(tmp_path / "c", [], "--config", str(config)) as proxy:
+            proxy.may_log = ("not reloaded", "hot restart failed")
+            token = {"Authorization": f"Bearer {'t' * 20}"}
+
+            async def is_up() -> bool:
+                with contextlib.suppress(OSError):
+                    return (await proxy.get("/ready")).status == 200
+                return False
+
+            async def stays_closed(*others: str) -> None:
+                assert (await proxy.ask()).status == 401
+                assert (await proxy.get("/instances")).status == 401
+                assert (await proxy.get("/instances", token)).body.count(b'"name"') == 2
+                for key, status in ((KEY, 200), *((other, 401) for other in others)):
+                    asked = request(BODY, {"Authorization": f"Bearer {key}"})
+                    assert (await exchange(proxy.url, asked)).status == status
+
+            await until(is_up, "ready")
+            refusals = restarts = 0
+
+            async def refused() -> None:
+                nonlocal refusals
+                refusals += 1
+                await until(lambda: proxy.log.count("not reloaded") >= refusals, "it says why")
+
+            for text in (head, head + secrets.splitlines()[0] + "\n"):
+                config.write_text(text)
+                await refused()
+                await stays_closed()
+                proxy.kill(signal.SIGHUP)
+                await refused()
+                await stays_closed()
+                proxy.kill(signal.SIGUSR2)
+                restarts += 1
+                await until(lambda: proxy.log.count("hot restart failed") == restarts, "SIGUSR2")
+                await stays_closed()
+            config.write_text(head + secrets)
+            keys.write_text(f"acme:{KEY}\nzeta:zz")
+            proxy.kill(signal.SIGHUP)
+            await refused()
+            await stays_closed("zz")
+            assert proxy.is_alive
     rig.checked += 1
 
 
