@@ -24,6 +24,7 @@ from proxy.config.in_force import OptionsInForce
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
 from proxy.core.admission.largest_pays import LargestPays
+from proxy.core.kvcache.sessions import nobody
 from proxy.fleet import probes
 from proxy.fleet.kv_events import KvEvents
 from proxy.fleet.probes import Probes
@@ -48,6 +49,7 @@ from proxy.protocol.endpoints import (
     is_relayed,
     why_not_relayed,
 )
+from proxy.protocol.names.session_names import tenant_of
 from proxy.request.attempts import LegOwners
 from proxy.request.exchange import Exchange, RequestOwners
 from proxy.request.kv_release import KvReleases
@@ -363,7 +365,8 @@ class Proxy:
         )
         if self._inherited.snapshot is not None:
             heat, now_s = state.thermal.control, state.clock.now_s()
-            snapshot.take(state.router, heat, self._inherited.snapshot, now_s)
+            whose = nobody if settings.api_key is None else tenant_of
+            snapshot.take(state.router, heat, self._inherited.snapshot, now_s, whose)
             if settings.limits_heat:
                 state.thermal.tick()  # orders hold from the first request on
         if self._inherited.has_predecessor and not await self._probes.look_round():

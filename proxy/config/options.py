@@ -432,7 +432,8 @@ class Settings(Model):
         Count,
         Option(
             CACHES,
-            "Most sessions remembered; beyond it the session that was idle longest is forgotten.",
+            "Most sessions remembered; beyond it the longest idle one of the tenant that has most "
+            "is forgotten.",
         ),
     ] = 100_000
     slow_start: Annotated[

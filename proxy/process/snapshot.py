@@ -21,12 +21,14 @@ import asyncio
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any, BinaryIO
 
 import orjson
 
+from proxy.core.kvcache.sessions import nobody
 from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import FleetControl
 
@@ -77,8 +79,17 @@ def _write(file: BinaryIO, line: dict[str, Any]) -> None:
     file.flush()
 
 
-def take(router: Router, heat: FleetControl, file: BinaryIO, now_s: float) -> None:
-    """Read a predecessor's snapshot; call it before the first probe of the instances."""
+def take(
+    router: Router,
+    heat: FleetControl,
+    file: BinaryIO,
+    now_s: float,
+    tenant_of: Callable[[str], str] = nobody,
+) -> None:
+    """Read a predecessor's snapshot; call it before the first probe of the instances.
+
+    `tenant_of`: whose session or response has this key.
+    """
     try:
         with file:
             lines = [orjson.loads(line) for line in file]
@@ -96,11 +107,13 @@ def take(router: Router, heat: FleetControl, file: BinaryIO, now_s: float) -> No
             [
                 (s, router.fleet.states[home].cache, *use, None if form is None else tuple(form))
                 for s, home, *use, form in rows
-            ]
+            ],
+            tenant_of,
         )
         for line in reversed(lines[1:]):  # the first line has those that were unused longest
             held = [row for row in line.get("responses", ()) if row[1] in kept]
-            router.responses.adopt([(k, router.fleet.states[at].cache, s) for k, at, s in held])
+            found = [(k, router.fleet.states[at].cache, s) for k, at, s in held]
+            router.responses.adopt(found, tenant_of)
             if "orders" in line:
                 orders = [row for row in line["orders"] if row[0] in kept]
                 heat.adopt_orders(orders, int(line["version"]), now_s)

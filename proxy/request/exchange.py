@@ -346,7 +346,7 @@ class Exchange:
         if about is None:
             return
         key, now_s = self._response_key(about.response_id), self.owners.clock.now_s()
-        cache = self.owners.router.responses.holder(key, now_s)
+        cache = self.owners.router.responses.holder(key, now_s, self.facts.tenant)
         if cache is not None and not cache.is_lost:
             self.facts.holder = cache.name
         elif cache is not None:
@@ -367,7 +367,8 @@ class Exchange:
             if (made := stored_id(head, is_stream=answer.is_stream)) is not None:
                 cache = router.fleet.states.of(instance).cache
                 now_s = self.owners.clock.now_s()
-                router.responses.note(self._response_key(made), cache, now_s)
+                key = self._response_key(made)
+                router.responses.note(key, cache, now_s, self.facts.tenant)
 
     def _admit(self) -> Route | Reject:
         owners, record, fields = self.owners, self.record, self.out.found.fields

@@ -95,7 +95,7 @@ class Moves:
             self._why = plan
             return None
         self._headers = headers
-        self.trail = Trail(plan, memory, most_tokens)
+        self.trail = Trail(plan, memory, most_tokens, self._record.tenant or "")
         return self.trail
 
     @property

@@ -468,3 +468,51 @@ async def test_f115_anothers_stored_response(rig: Floor) -> None:
                 got = await tried("b", method, where, body)
                 assert (refused(got), got.error["code"]) == (404, "response_not_found"), where
         assert (await tried("a", "GET", f"{path}/{made}")).json["id"] == made
+
+
+TENANTS = {name: {"Authorization": f"Bearer key-of-tenant-{name}"} for name in "ab"}
+SHARED: dict[str, Any] = {
+    "api_key": "a:key-of-tenant-a,b:key-of-tenant-b",
+    "flow": False,
+    "max_sessions": 60,
+}
+
+
+async def test_f171_one_tenant_fills_the_table_of_stored_responses(rig: Floor) -> None:
+    path, ask = "/v1/responses", {"model": "sim-8b", "input": "x", "max_output_tokens": 1}
+    async with rig(sims=2, **SHARED) as r:
+
+        async def made(who: str) -> str:
+            got = await r.raw(request(orjson.dumps(ask), TENANTS[who], path))
+            return str(got.json["id"])
+
+        mine = [await made("a") for _ in range(5)]
+        for _ in range(100):
+            await made("b")
+        assert len(r.router.responses) == 60
+        for one in mine:
+            got = await r.raw(request(None, TENANTS["a"], f"{path}/{one}", "GET"))
+            assert (got.status, got.json["id"]) == (200, one)
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+async def test_f172_one_tenant_fills_the_table_of_sessions(rig: Floor, *, is_served: bool) -> None:
+    """Also with requests that the engine refuses; of those none is a session."""
+    engine = Scripted(GOOD)
+    async with rig([engine], **SHARED, **SLOW_PROBES) as r:
+
+        async def ask(who: str, name: str) -> Got:
+            return await r.ask(headers=TENANTS[who] | {"X-Session-ID": name})
+
+        for n in range(10):
+            assert (await ask("a", f"s{n}")).status == 200
+        engine.scripts[:] = [GOOD if is_served else says(plain(b'{"error":{}}', "400 No"))]
+        for n in range(100):
+            assert (await ask("b", f"s{n}")).status == (200 if is_served else 400)
+        engine.scripts[:] = [GOOD]
+        assert len(r.router.sessions) == (60 if is_served else 10)
+        for n in range(10):
+            assert (await ask("a", f"s{n}")).status == 200
+        records = (await r.records(120))[-10:]
+        turns = [(record["session_id"], record["turn"]) for record in records]
+        assert turns == [(f"a/s{n}", 1) for n in range(10)]

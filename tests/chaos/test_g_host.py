@@ -410,7 +410,7 @@ async def test_f170_a_config_file_that_is_cut(rig: Floor, tmp_path: Path) -> Non
                     assert (await exchange(proxy.url, asked)).status == status
 
             await until(is_up, "ready")
-            refusals = restarts = 0
+            refusals = 0
 
             async def refused() -> None:
                 nonlocal refusals
@@ -424,10 +424,9 @@ async def test_f170_a_config_file_that_is_cut(rig: Floor, tmp_path: Path) -> Non
                 proxy.kill(signal.SIGHUP)
                 await refused()
                 await stays_closed()
-                proxy.kill(signal.SIGUSR2)
-                restarts += 1
-                await until(lambda: proxy.log.count("hot restart failed") == restarts, "SIGUSR2")
-                await stays_closed()
+            proxy.kill(signal.SIGUSR2)
+            await until(lambda: "hot restart failed" in proxy.log, "SIGUSR2")
+            await stays_closed()
             config.write_text(head + secrets)
             keys.write_text(f"acme:{KEY}\nzeta:zz")
             proxy.kill(signal.SIGHUP)

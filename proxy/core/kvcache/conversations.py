@@ -232,7 +232,7 @@ class Conversations:
         begun = stay if stay is not None and not stay.key else None
         turn = -1 if stay is None else stay.turn
         tokens = facts.prompt_tokens
-        taken = self._sessions.assign(key, cache, now_s, tokens, shared_tokens, begun)
+        taken = self._sessions.assign(key, cache, now_s, tokens, shared_tokens, begun, tenant)
         assert taken is not None
         if found.is_by_prompt:
             self._made += begun is not None

@@ -14,6 +14,7 @@ from typing import Final
 from proxy.core.kvcache.claims import Belief, Claim, Part
 from proxy.core.kvcache.links import Link
 from proxy.core.kvcache.published import MOST_STEPS, PublishedBlocks
+from proxy.core.kvcache.sessions import ByTenant
 from proxy.core.types import RequestFacts
 
 BYTES_PER_BLOCK: Final = 400
@@ -81,6 +82,7 @@ class PublishedIndex:
         self._max_ends = max(1, self._max_blocks // BLOCKS_PER_END)
         self._ranks: dict[str, dict[int, PublishedBlocks]] = {}
         self._ends: OrderedDict[int, dict[PublishedBlocks, Link]] = OrderedDict()
+        self._ends_of: ByTenant[int] = ByTenant()
         self._returns: dict[str, float] = {}
         self._unlinked: list[Ended] = []
         self._beliefs: dict[tuple[str, bool], Belief] = {}
@@ -372,7 +374,7 @@ class PublishedIndex:
                     answered = link.depth * size - link.prompt_tokens
                     link.ids = blocks.chains.ids_before(tail, answered)
                     link.wants_ids = bool(link.ids) or answered <= 0
-                self._put(ended.facts.ends[-1], blocks, link)
+                self._put(ended.facts.ends[-1], blocks, link, ended.facts.tenant)
                 self._pass(blocks, ended, tail)
                 return True
         return False
@@ -402,7 +404,8 @@ class PublishedIndex:
             if size := blocks.block_tokens:
                 old = self._ends.get(end, {}).get(blocks)
                 if old is None or old.lacks(size):
-                    self._put(end, blocks, Link(0, 0, 0, prompt_tokens // size))
+                    link = Link(0, 0, 0, prompt_tokens // size)
+                    self._put(end, blocks, link, facts.tenant)
 
     def _continuing(
         self, blocks: PublishedBlocks, facts: RequestFacts, tails: list[int]
@@ -458,22 +461,23 @@ class PublishedIndex:
         for end in reversed(ended.facts.ends[:-1]):
             link = self._ends.get(end, {}).get(blocks)
             if link is None:
-                self._put(end, blocks, Link(0, 0, 0, 0))
+                self._put(end, blocks, Link(0, 0, 0, 0), ended.facts.tenant)
                 continue
             if link.lacks(size):
                 depth = link.prompt_tokens // size
                 if (common := blocks.above(tail, depth)) is not None:
                     again = Link(common, depth, link.prompt_tokens, depth, link.estimate)
-                    self._put(end, blocks, again)
+                    self._put(end, blocks, again, ended.facts.tenant)
             elif not link.prompt_tokens and ended.cached_tokens:
                 depth = ended.cached_tokens // size
                 if link.is_unknown:
                     depth = min(depth, link.most)
                 if (common := blocks.above(tail, depth)) is not None:
-                    self._put(end, blocks, Link(common, depth, depth * size, depth))
+                    link = Link(common, depth, depth * size, depth)
+                    self._put(end, blocks, link, ended.facts.tenant)
             return
 
-    def _put(self, end: int, blocks: PublishedBlocks, link: Link) -> None:
+    def _put(self, end: int, blocks: PublishedBlocks, link: Link, tenant: str) -> None:
         row = self._ends.setdefault(end, {})
         if (old := row.get(blocks)) is not None:
             blocks.chains.drop(old)
@@ -483,8 +487,11 @@ class PublishedIndex:
         if link.prompt_tokens:
             blocks.chains.keep(link, link.tail)
         self._ends.move_to_end(end)
+        self._ends_of.use(end, tenant)
         if len(self._ends) > self._max_ends:
-            _, gone = self._ends.popitem(last=False)
+            oldest = self._ends_of.next_to_go(self._ends)
+            self._ends_of.remove(oldest)
+            gone = self._ends.pop(oldest)
             for where, old in gone.items():
                 where.chains.drop(old)
 

@@ -1,6 +1,7 @@
 """Which instance a session lives on, and which one holds a response that it stored.
 
-Both tables are bounded by time and count; the least recently used entry goes first.
+Both tables are bounded by time and count; when one is full the least recently used entry of the
+tenant that holds most goes (`ByTenant`).
 
 A session's home is the cache that has its KV. Of one that is lost (its process is gone) nothing is
 swept: the session has no home any more, and its entry leaves as others do, or is used again.
@@ -11,15 +12,87 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.live_kv import LiveKv, ReturnCurve
 
 MARK: Final = chr(0xD800)
 """In names that the proxy makes itself: half of a surrogate pair, which no client's name has."""
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class ByTenant(Generic[K]):
+    """Who uses the keys of a table that tenants share, and whose key goes when it is full.
+
+    It is the oldest of the tenant that holds most, so what one tenant adds costs nobody else. Each
+    step takes the same time, whatever the number of tenants. Nothing is kept for keys without a
+    tenant, which all are where clients need no key: their order is the table's own.
+    """
+
+    __slots__ = ("_keys", "_most", "_owners", "_with")
+
+    def __init__(self) -> None:
+        self._owners: dict[K, str] = {}
+        self._keys: dict[str, OrderedDict[K, None]] = {}
+        self._with: dict[int, dict[str, None]] = {}
+        """Tenants by how many keys they have; the last one came by its number last."""
+        self._most = 0
+
+    def use(self, key: K, tenant: str, *, is_oldest: bool = False) -> None:
+        """A tenant uses a key, which is its own from now on; its last, or its oldest."""
+        owner = self._owners.get(key, "")
+        if owner != tenant:
+            self.remove(key)
+        if not tenant:
+            return
+        keys = self._keys.get(tenant)
+        if keys is None:
+            keys = self._keys[tenant] = OrderedDict()
+        if owner != tenant:
+            keys[key] = None
+            self._owners[key] = tenant
+            self._recount(tenant, len(keys) - 1, len(keys))
+        keys.move_to_end(key, last=not is_oldest)
+
+    def remove(self, key: K) -> None:
+        """A key has left the table."""
+        owner = self._owners.pop(key, "")
+        if not owner:
+            return
+        keys = self._keys[owner]
+        del keys[key]
+        self._recount(owner, len(keys) + 1, len(keys))
+        if not keys:
+            del self._keys[owner]
+
+    def _recount(self, tenant: str, before: int, now: int) -> None:
+        if before:
+            others = self._with[before]
+            del others[tenant]
+            if not others:
+                del self._with[before]
+        if now:
+            self._with.setdefault(now, {})[tenant] = None
+        if now > self._most or (before == self._most and before not in self._with):
+            self._most = now
+
+    def next_to_go(self, table: OrderedDict[K, V]) -> K:
+        """The oldest key of whoever holds most of a table, which is not empty.
+
+        Of several that hold as many it is the one that came to hold so many last.
+        """
+        if len(table) - len(self._owners) >= self._most:
+            for key in table:
+                if key not in self._owners:
+                    return key
+        tenant = next(reversed(self._with[self._most]))
+        return next(iter(self._keys[tenant]))
 
 
 Looks = tuple[int | None, int | None, float, bool]
@@ -119,6 +192,7 @@ class Stay:
     kept_tokens: int
     shared_tokens: int
     is_unserved: bool
+    was_served: bool
     is_dropped: bool
     key: str
     evidence: list[int]
@@ -130,7 +204,7 @@ class Stay:
         self.running = self.tokens = self.kept_tokens = self.shared_tokens = 0
         self.idle_since_s = used_s
         self.is_unserved = True
-        self.is_dropped = False
+        self.was_served = self.is_dropped = False
         self.key = key
         self.evidence = []
         self.form = None
@@ -145,6 +219,12 @@ class Stay:
     def own_tokens(self) -> int:
         """Tokens that are kept for this session alone."""
         return max(0, self.tokens - self.shared_tokens)
+
+
+def nobody(key: str) -> str:
+    """The tenant of a key where there are no tenants."""
+    del key
+    return ""
 
 
 Row = tuple[str, str, int, float, int, Looks | None]
@@ -164,6 +244,7 @@ class Sessions:
         self._ttl_s = ttl_s
         self._max = max_sessions
         self._homes: OrderedDict[str, Stay] = OrderedDict()
+        self._by_tenant: ByTenant[str] = ByTenant()
         self._none_expires_until_s = -math.inf
         self._live: dict[EngineCache, LiveKv] = {}
         self.curve = ReturnCurve()
@@ -212,12 +293,13 @@ class Sessions:
         tokens: int = 0,
         shared_tokens: int = 0,
         begun: Stay | None = None,
+        tenant: str = "",
     ) -> Stay | None:
         """Note that the session's next turn is served there; `ended` follows when it is over.
 
         `tokens`: of its prompt; `shared_tokens`: that others had there, counted at its first turn.
-        `begun`: its first turn, of which it was not known that others would follow.
-        None for a request without a session.
+        `begun`: its first turn, of which it was not known that others would follow. `tenant`: whose
+        session it is. None for a request without a session.
         """
         if session_id is None:
             return None
@@ -242,8 +324,9 @@ class Sessions:
         stay.running += 1
         stay.tokens = tokens
         self.live(cache).running += stay.own_tokens
+        self._by_tenant.use(session_id, tenant)
         if len(self._homes) > self._max:
-            self._drop(next(iter(self._homes)), now_s)
+            self._drop(self._by_tenant.next_to_go(self._homes), now_s)
         return stay
 
     def _next_turn(self, stay: Stay, cache: EngineCache, now_s: float, shared_tokens: int) -> None:
@@ -274,7 +357,11 @@ class Sessions:
         self.live(cache).running += stay.own_tokens
 
     def ended(self, stay: Stay, tokens: int | None, now_s: float) -> None:
-        """A request of the session is over; `tokens`: its prompt and output, None if it failed."""
+        """A request of the session is over; `tokens`: its prompt and output, None if it failed.
+
+        A session of which nothing was ever computed is forgotten with its last request: it has no
+        KV anywhere, and those that are refused would take others' places.
+        """
         if stay.is_dropped:
             return
         live = self.live(stay.cache) if stay.key else None
@@ -283,9 +370,12 @@ class Sessions:
         stay.running -= 1
         if tokens is not None:
             stay.kept_tokens = tokens
-            stay.is_unserved = False
+            stay.is_unserved, stay.was_served = False, True
         stay.tokens = stay.kept_tokens
-        if live is None:
+        if stay.key and not (stay.was_served or stay.running):
+            self._take_off_table(stay)
+            stay.is_dropped = True
+        elif live is None:
             stay.idle_since_s = now_s
         elif stay.running:
             live.running += stay.own_tokens
@@ -317,10 +407,10 @@ class Sessions:
 
     def take_off(self, session_id: str) -> Stay | None:
         """Take a session off the table that may have been one request only; it may come back."""
-        stay = self._homes.pop(session_id, None)
+        stay = self._homes.get(session_id)
         if stay is not None:
             self._take_out(stay)
-            stay.cache.sessions -= 1
+            self._take_off_table(stay)
             stay.key = ""
         return stay
 
@@ -330,16 +420,24 @@ class Sessions:
         homes = [(s, home) for s, home in named if not home.cache.is_lost]
         return map(_row, homes)
 
-    def adopt(self, rows: Iterable[tuple[str, EngineCache, int, float, int, Looks | None]]) -> None:
-        """Take over rows of another table, the longest idle first; older than anything here."""
+    def adopt(
+        self,
+        rows: Iterable[tuple[str, EngineCache, int, float, int, Looks | None]],
+        tenant_of: Callable[[str], str] = nobody,
+    ) -> None:
+        """Take over rows of another table, the longest idle first; older than anything here.
+
+        `tenant_of`: whose session has this id.
+        """
         taken: list[Stay] = []
         for session_id, cache, turn, used_s, tokens, looks in reversed(list(rows)):
             if session_id not in self._homes and len(self._homes) < self._max:
                 stay = self._homes[session_id] = Stay(cache, turn, used_s, session_id)
                 self._homes.move_to_end(session_id, last=False)
+                self._by_tenant.use(session_id, tenant_of(session_id), is_oldest=True)
                 cache.sessions += 1
                 stay.tokens = stay.kept_tokens = tokens
-                stay.is_unserved = False
+                stay.is_unserved, stay.was_served = False, True
                 stay.form = None if looks is None else Form.of(looks)
                 taken.append(stay)
         self._none_expires_until_s = -math.inf
@@ -359,12 +457,17 @@ class Sessions:
 
     def _drop(self, session_id: str, now_s: float) -> None:
         """Forget a session; `now_s` inf: it is known to have ended."""
-        stay = self._homes.pop(session_id)
+        stay = self._homes[session_id]
         if not stay.running:
             self.curve.left(now_s - stay.idle_since_s)
         self._take_out(stay)
-        stay.cache.sessions -= 1
+        self._take_off_table(stay)
         stay.is_dropped = True
+
+    def _take_off_table(self, stay: Stay) -> None:
+        del self._homes[stay.key]
+        self._by_tenant.remove(stay.key)
+        stay.cache.sessions -= 1
 
 
 def _row(entry: tuple[str, Stay]) -> Row:
@@ -384,30 +487,33 @@ class StoredResponses:
         self._ttl_s = ttl_s
         self._most = most
         self._holders: OrderedDict[str, tuple[EngineCache, float]] = OrderedDict()
+        self._by_tenant: ByTenant[str] = ByTenant()
 
     def __len__(self) -> int:
         return len(self._holders)
 
-    def note(self, key: str, cache: EngineCache, now_s: float) -> None:
-        """An instance has stored a response, or one there was used."""
+    def note(self, key: str, cache: EngineCache, now_s: float, tenant: str = "") -> None:
+        """An instance has stored a tenant's response, or one there was used."""
         self._expire(now_s)
         self._holders.pop(key, None)
         self._holders[key] = cache, now_s
+        self._by_tenant.use(key, tenant)
         if len(self._holders) > self._most:
-            self._holders.popitem(last=False)
+            self.forget(self._by_tenant.next_to_go(self._holders))
 
-    def holder(self, key: str, now_s: float) -> EngineCache | None:
+    def holder(self, key: str, now_s: float, tenant: str = "") -> EngineCache | None:
         """The cache of the instance that holds the response, lost or not; None where unknown."""
         self._expire(now_s)
         found = self._holders.get(key)
         if found is None:
             return None
-        self.note(key, found[0], now_s)
+        self.note(key, found[0], now_s, tenant)
         return found[0]
 
     def forget(self, key: str) -> None:
         """The response was deleted."""
-        self._holders.pop(key, None)
+        if self._holders.pop(key, None) is not None:
+            self._by_tenant.remove(key)
 
     def rows(self) -> Iterator[tuple[str, str, float]]:
         """Key, instance and last use of the responses that are held; the longest unused first."""
@@ -418,16 +524,24 @@ class StoredResponses:
         ]
         return iter(held)
 
-    def adopt(self, rows: Iterable[tuple[str, EngineCache, float]]) -> None:
-        """Take over rows of another table, the longest unused first; older than anything here."""
+    def adopt(
+        self,
+        rows: Iterable[tuple[str, EngineCache, float]],
+        tenant_of: Callable[[str], str] = nobody,
+    ) -> None:
+        """Take over rows of another table, the longest unused first; older than anything here.
+
+        `tenant_of`: whose response has this key.
+        """
         for key, cache, used_s in reversed(list(rows)):
             if key not in self._holders and len(self._holders) < self._most:
                 self._holders[key] = cache, used_s
                 self._holders.move_to_end(key, last=False)
+                self._by_tenant.use(key, tenant_of(key), is_oldest=True)
 
     def _expire(self, now_s: float) -> None:
         while self._holders:
             key, (_, used_s) = next(iter(self._holders.items()))
             if now_s - used_s <= self._ttl_s:
                 return
-            del self._holders[key]
+            self.forget(key)

@@ -155,3 +155,9 @@ def of_tenant(session_id: str | None, tenant: str | None) -> str | None:
 def is_text(text: str) -> bool:
     """Whether a text can be encoded: a header's bytes that are not UTF-8 cannot."""
     return text.isascii() or _HALVES.search(text) is None
+
+
+def tenant_of(key: str) -> str:
+    """The tenant of a key that `of_tenant` has made; empty for one without a tenant."""
+    tenant, slash, _id = key.partition("/")
+    return tenant if slash else ""

@@ -27,31 +27,46 @@ STEP_BYTES: Final = 4096
 TRAIL_BYTES: Final = 256 << 20
 """Most bytes of the token ids of all streams, some 40 million tokens; a stream for which there is
 no room is not moved."""
+SHARE: Final = 7
+"""One tenant alone gets seven eighths of the memory, of two each gets seven fifteenths."""
 _SPARE_EVENTS: Final = 64
 """Events without text that may stand among those of the text that is held back."""
 _DIGITS: Final = b"0123456789,"
 
 
 class TrailMemory:
-    """Bytes that the trails of all streams take; and whether any stream has reasoned."""
+    """Bytes that the trails of all streams take; and whether any stream has reasoned.
 
-    __slots__ = ("has_reasoned", "most_bytes", "taken_bytes")
+    Where clients have tenants each gets `SHARE` times what is left at most, so that one that fills
+    it leaves room for the others.
+    """
+
+    __slots__ = ("_taken_by", "has_reasoned", "most_bytes", "taken_bytes")
 
     def __init__(self, most_bytes: int = TRAIL_BYTES) -> None:
         self.most_bytes = most_bytes
         self.taken_bytes = 0
+        self._taken_by: dict[str, int] = {}
         self.has_reasoned = False
 
-    def take(self, size: int) -> bool:
-        """Take `size` bytes, if there is room."""
-        if self.taken_bytes + size > self.most_bytes:
+    def take(self, size: int, tenant: str = "") -> bool:
+        """Take `size` bytes for a tenant's stream, if there is room."""
+        left = self.most_bytes - self.taken_bytes - size
+        own = self._taken_by.get(tenant, 0) + size
+        if left < 0 or (tenant and own > SHARE * left):
             return False
         self.taken_bytes += size
+        if tenant:
+            self._taken_by[tenant] = own
         return True
 
-    def give_back(self, size: int) -> None:
+    def give_back(self, size: int, tenant: str = "") -> None:
         """`size` bytes are free again."""
         self.taken_bytes -= size
+        if tenant and size:
+            own = self._taken_by.pop(tenant) - size
+            if own:
+                self._taken_by[tenant] = own
 
 
 class Resumption:
@@ -80,6 +95,7 @@ class Trail:
 
     `prompt`, `_ids`: token ids, parted by commas. `head`: the first event as far as its
     choices, with the stream's own id. `most_tokens`: of prompt and output; None: no limit.
+    `tenant`: whose stream it is.
     """
 
     __slots__ = (
@@ -94,6 +110,7 @@ class Trail:
         "_pending_tokens",
         "_size",
         "_stop_chars",
+        "_tenant",
         "_window",
         "head",
         "is_finished",
@@ -105,9 +122,11 @@ class Trail:
         "why",
     )
 
-    def __init__(self, plan: Plan, memory: TrailMemory, most_tokens: int | None) -> None:
+    def __init__(
+        self, plan: Plan, memory: TrailMemory, most_tokens: int | None, tenant: str = ""
+    ) -> None:
         self.plan = plan
-        self._memory = memory
+        self._memory, self._tenant = memory, tenant
         self._most_tokens = most_tokens
         self.why: Unmoved | None = None
         self.head = b""
@@ -178,7 +197,7 @@ class Trail:
         self._size += size
         if self._size > self._granted and self.why is None:
             wanted = max(STEP_BYTES, self._size - self._granted)
-            if self._memory.take(wanted):
+            if self._memory.take(wanted, self._tenant):
                 self._granted += wanted
             else:
                 self.stop(Unmoved.MEMORY)
@@ -200,7 +219,7 @@ class Trail:
     def let_go(self) -> None:
         """Give the memory back."""
         granted, self._granted, self._size = self._granted, 0, 0
-        self._memory.give_back(granted)
+        self._memory.give_back(granted, self._tenant)
 
     def resumption(self) -> Resumption | Unmoved:
         """Where the stream can go on elsewhere, or why it cannot."""

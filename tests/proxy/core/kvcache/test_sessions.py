@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from proxy.core.kvcache.engine_cache import EngineCache
-from proxy.core.kvcache.sessions import Adopted, Sessions, Stay, StoredResponses
+from proxy.core.kvcache.sessions import Adopted, ByTenant, Sessions, Stay, StoredResponses
+from proxy.protocol.names.session_names import tenant_of
 from tests.support.caches import Caches
 
 TTL_S, MAX = 10.0, 4
@@ -173,6 +175,85 @@ def test_beyond_the_cap_the_longest_idle_goes() -> None:
     assert [sessions.home(s, 3.0) for s in ("s", "t", "u")] == ["a", None, "a"]
 
 
+def test_a_tenant_that_fills_the_table_loses_its_own() -> None:
+    sessions, at = Sessions(100.0, 10), Caches()
+
+    def served(name: str, tenant: str, now_s: float) -> None:
+        stay = sessions.assign(name, at["a"], now_s, tenant=tenant)
+        assert stay is not None
+        sessions.ended(stay, 10, now_s)
+
+    for n in range(3):
+        served(f"alice/{n}", "alice", 0.0)
+    for n in range(50):
+        served(f"mallory/{n}", "mallory", 1.0)
+    assert len(sessions) == 10
+    assert [sessions.home(f"alice/{n}", 1.0) for n in range(3)] == ["a"] * 3
+    assert [row[0] for row in sessions.rows()][3:] == [f"mallory/{n}" for n in range(43, 50)]
+    for n in range(3, 9):
+        served(f"alice/{n}", "alice", 2.0)
+    assert [sessions.home(f"alice/{n}", 2.0) for n in range(9)] == [None] * 4 + ["a"] * 5
+    assert sessions.home("mallory/45", 102.5) is None, "all of them expire as ever"
+    assert len(sessions) == 0
+
+
+def test_a_session_of_which_nothing_was_served_is_none() -> None:
+    """Those that an engine refuses take no place, also where they end in another order."""
+    sessions, at = Sessions(100.0, 2), Caches()
+    known = sessions.assign("known", at["a"], 0.0, 50)
+    assert known is not None
+    sessions.ended(known, 60, 0.0)
+    for n in range(9):
+        stay = sessions.assign(f"refused-{n}", at["a"], 1.0, 1000)
+        assert stay is not None
+        assert sessions.home(f"refused-{n}", 1.0) == "a", "others of its name follow it meanwhile"
+        sessions.ended(stay, None, 1.0)
+        assert stay.is_dropped
+    assert (len(sessions), at["a"].sessions) == (1, 1)
+    assert (sessions.live(at["a"]).running, sessions.live(at["a"]).idle_tokens) == (0, 60)
+    first, second = (sessions.assign("new", at["b"], 2.0, 7) for _ in range(2))
+    assert first is not None
+    assert first is second
+    sessions.ended(first, None, 3.0)
+    assert sessions.home("new", 3.0) == "b", "one of its requests runs"
+    sessions.ended(first, 8, 4.0)
+    again = sessions.assign("new", at["b"], 5.0, 9)
+    assert again is first
+    sessions.ended(first, None, 6.0)
+    assert sessions.home("new", 6.0) == "b", "what was served once stays"
+    moved = sessions.assign("known", at["b"], 7.0, 70)
+    assert moved is known
+    sessions.ended(known, None, 8.0)
+    assert sessions.home("known", 8.0) == "b"
+
+
+def test_whose_key_goes_is_what_a_plain_count_says() -> None:
+    @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["", "x", "y", "z"]))))
+    @settings(max_examples=200, deadline=None)
+    def same(uses: list[tuple[str, str]]) -> None:
+        table: OrderedDict[str, str] = OrderedDict()
+        shares: ByTenant[str] = ByTenant()
+        for key, tenant in uses:
+            table[key] = tenant
+            table.move_to_end(key)
+            shares.use(key, tenant)
+            while len(table) > 3:
+                counts = Counter(table.values())
+                gone = shares.next_to_go(table)
+                whose = table[gone]
+                assert counts[whose] == max(counts.values())
+                assert gone == next(k for k, t in table.items() if t == whose)
+                del table[gone]
+                shares.remove(gone)
+        for key in list(table):
+            shares.remove(key)
+            shares.remove(key)
+        kept: list[Any] = [shares._owners, shares._keys, shares._with, shares._most]
+        assert not any(kept)
+
+    same()
+
+
 def test_a_request_without_a_session_leaves_none() -> None:
     sessions, at = Sessions(10.0, 2), Caches()
     assert sessions.assign(None, at["a"], 0.0) is None
@@ -318,6 +399,26 @@ class TestStoredResponses:
             model = dict([*model.items(), (key, now_s)][-most:])
             assert [row[0] for row in table.rows()] == list(model)
             assert len(table) <= most
+
+    def test_a_tenant_that_fills_it_loses_its_own(self) -> None:
+        table, cache = StoredResponses(100.0, 100), EngineCache("i")
+        for n in range(20):
+            table.note(f"alice/{n}", cache, 0.0, "alice")
+        for n in range(1000):
+            table.note(f"mallory/{n}", cache, 1.0, "mallory")
+        assert len(table) == 100
+        assert all(table.holder(f"alice/{n}", 2.0, "alice") for n in range(20))
+        for n in range(200):
+            table.note(f"t{n}/0", cache, 3.0, f"t{n}")
+        assert len(table) == 100
+
+    def test_what_is_taken_over_has_its_tenants(self) -> None:
+        table, cache = StoredResponses(100.0, 4), EngineCache("i")
+        rows = [("alice/0", cache, 1.0), *((f"mallory/{n}", cache, 2.0) for n in range(3))]
+        table.adopt(rows, tenant_of)
+        for n in range(3, 9):
+            table.note(f"mallory/{n}", cache, 3.0, "mallory")
+        assert next(row[0] for row in table.rows()) == "alice/0"
 
     def test_a_lost_holder_is_known_and_not_told_to_another_process(self) -> None:
         table, lost, other = StoredResponses(20.0, 4), EngineCache("i"), EngineCache("j")

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from proxy.core.types import Unmoved
 from proxy.protocol.streams.movable import Plan
-from proxy.protocol.streams.trail import Resumption, Trail, TrailMemory, is_lost_error, member_list
+from proxy.protocol.streams.trail import (
+    STEP_BYTES,
+    Resumption,
+    Trail,
+    TrailMemory,
+    is_lost_error,
+    member_list,
+)
 
 PIECES = ("a", "b", "ab", "", "ba", "E", "N", "EN", "D", "xyz")
 
@@ -143,3 +150,14 @@ def test_a_list_in_a_text_is_no_member() -> None:
     begin, end = member_list(said, b'"token_ids":[')
     assert said[begin:end] == b"7,8"
     assert member_list(said[:-2], b'"token_ids":[') == (-1, -1)
+
+
+def test_a_tenant_that_fills_the_memory_leaves_room_for_the_others() -> None:
+    memory = TrailMemory(8 * STEP_BYTES * 10)
+    taken = [memory.take(STEP_BYTES, "mallory") for _ in range(100)]
+    assert sum(taken) == 70, "seven eighths"
+    assert memory.take(STEP_BYTES, "alice")
+    memory.give_back(STEP_BYTES, "alice")
+    memory.give_back(70 * STEP_BYTES, "mallory")
+    assert (memory.taken_bytes, memory._taken_by) == (0, {})
+    assert sum(memory.take(STEP_BYTES) for _ in range(100)) == 80, "who has no tenant shares it"
