@@ -7,9 +7,11 @@ those of a chat (`LaterLeg`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
+from enum import Enum
 from http import HTTPStatus
-from typing import Protocol
+from typing import Final, Protocol
 
 from proxy.core.routing.actions import Action, LegFailure, NotMoved, SendDecode
 from proxy.core.routing.request_flow import RequestFlow
@@ -25,13 +27,22 @@ from proxy.protocol.streams.legs import LaterLeg
 from proxy.protocol.streams.movable import Plan
 from proxy.protocol.streams.trail import Resumption, Trail, TrailMemory
 from proxy.request.client_request import Outgoing
-from proxy.request.relay import Onward, StreamCutError
+from proxy.request.relay import Onward, Reading, StreamCutError
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import Migration, RequestRecord
 
 MOVED = "moved"
 LEFT = "left"
 """The client has left, or the request's time was up, before another instance had answered."""
+
+
+class Warm(Enum):
+    """An instance has computed what a stream has, and its answer is not wanted."""
+
+    WARM = "warm"
+
+
+WARM: Final = Warm.WARM
 
 
 class Legs(Protocol):
@@ -111,8 +122,11 @@ class Moves:
         if self.trail is not None:
             self.trail.let_go()
 
-    async def go_on(self, error: StreamCutError) -> Onward | Unmoved:
-        """Another instance's answer that goes on with the stream, or why there is none."""
+    async def go_on(self, error: StreamCutError, reading: Reading) -> Onward | Unmoved:
+        """Another instance's answer that goes on with the stream, or why there is none.
+
+        `reading`: of the answer that is to be left, where the `error` is that it is.
+        """
         start_s, name = self._clock.now_s(), self._flow.route.decode.name
         at: Resumption | Unmoved = self._why or Unmoved.NO_IDS
         if self.trail is not None:
@@ -123,8 +137,9 @@ class Moves:
                 found: Onward | Unmoved = at
             else:
                 assert self.trail is not None
-                found = await self._go_on(error, self.trail, at)
+                found = await self._go_on(error, self.trail, at, reading)
             ended = MOVED if isinstance(found, Onward) else str(found)
+            tokens = self.trail.tokens if self.trail is not None and ended == MOVED else tokens
         finally:
             seconds = self._clock.now_s() - start_s
             self._metrics.migrations.labels(error.cause, ended).inc()
@@ -136,7 +151,9 @@ class Moves:
             self._record.migrations = [*(self._record.migrations or ()), row]
         return found
 
-    async def _go_on(self, error: StreamCutError, trail: Trail, at: Resumption) -> Onward | Unmoved:
+    async def _go_on(
+        self, error: StreamCutError, trail: Trail, at: Resumption, reading: Reading
+    ) -> Onward | Unmoved:
         attempts, flow = self._attempts, self._flow
         failure = None if error.failure is None else attempts.failure(error.failure)
         given = at.tokens, self._rest_s(), self._clock.now_s()
@@ -144,17 +161,29 @@ class Moves:
             actions = flow.move_asked(*given)
         else:
             actions = flow.stream_lost(*given, failure)
-        body = trail.request_body(at)
-        out = Outgoing("POST", COMPLETIONS, self._headers, Members(body), NO_OBJECT)
         while isinstance(send := self._performed(actions), SendDecode):
-            answer = await self._ask(out, send)
+            body = trail.request_body(at)
+            answer = await (
+                self._warm(body, send, reading) if send.warms else self._ask(body, send)
+            )
             if isinstance(answer, UpstreamResponse):
                 attempts.moved(answer)
                 trail.resume(at)
                 return Onward(answer, LaterLeg(trail))
-            failed = None if answer is None else attempts.failure(answer)
-            now_s = self._clock.now_s()
-            actions = flow.move_failed(failed, at.tokens, self._rest_s(), now_s)
+            now_s, now = self._clock.now_s(), trail.resumption()
+            if reading.is_over or isinstance(now, Unmoved):
+                why = now if isinstance(now, Unmoved) else Unmoved.FINISHED
+                actions = flow.move_needless(why, at.tokens, now_s)
+                continue
+            at = now
+            failed = answer if isinstance(answer, UpstreamFailure) else None
+            if (lost := reading.lost) is not None or answer is WARM:
+                failed = None if lost is None else lost.failure
+                blamed = None if failed is None else attempts.failure(failed)
+                actions = flow.move_again(at.tokens, now_s, blamed, is_lost=lost is not None)
+            else:
+                blamed = None if failed is None else attempts.failure(failed)
+                actions = flow.move_failed(blamed, at.tokens, self._rest_s(), now_s)
         assert isinstance(send, NotMoved)
         return send.why
 
@@ -162,11 +191,35 @@ class Moves:
         self._attempts.perform(actions)
         return actions[-1]
 
+    async def _warm(
+        self, body: bytes, send: SendDecode, reading: Reading
+    ) -> Warm | UpstreamFailure | None:
+        """Have an instance compute what the stream has, while its old one goes on with it."""
+        gone: OSError | None = None
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(self._computed(body, send))
+            try:
+                await reading.until(asked)
+            except OSError as error:  # in a group it would be one of several
+                gone = error
+            asked.cancel()
+        if gone is not None:
+            raise gone
+        return None if asked.cancelled() else asked.result()
+
+    async def _computed(self, body: bytes, send: SendDecode) -> Warm | UpstreamFailure | None:
+        answer = await self._ask(body, send)
+        if not isinstance(answer, UpstreamResponse):
+            return answer
+        answer.close()  # what it has computed stays in its cache
+        return WARM
+
     async def _ask(
-        self, out: Outgoing, send: SendDecode
+        self, body: bytes, send: SendDecode
     ) -> UpstreamResponse | UpstreamFailure | None:
         """An instance's stream; None where it refuses the request, which is nobody's fault."""
         record = self._record
+        out = Outgoing("POST", COMPLETIONS, self._headers, Members(body), NO_OBJECT)
         sent, limit, limit_s = record.t_decode_sent, record.limit, record.limit_s
         try:
             answer = await self._attempts.decode(out, send)

@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from proxy.core.admission.largest_pays import LargestPays
-from proxy.core.types import FailureKind, MoveCause
+from proxy.core.types import PLANNED, FailureKind, MoveCause
 from proxy.net.timeouts import IdleLimit
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.endpoints import ENDED, ENDED_BY_NAME, endpoint_of
@@ -629,3 +629,36 @@ class Relay:
         self._move(_ENDED)
         if self._wraps and not self.transport.is_closing():
             self._write(LAST_CHUNK)
+
+
+class Reading:
+    """An answer that its stream is to leave, and that is passed on while another one is awaited.
+
+    `is_over`: the client has all of it meanwhile. `lost`: how it broke off meanwhile.
+    """
+
+    __slots__ = ("_idle_s", "_relay", "beat_s", "is_over", "lost")
+
+    def __init__(self, relay: Relay, idle_limit_s: float, heartbeat_s: float) -> None:
+        self._relay = relay
+        self._idle_s, self.beat_s = idle_limit_s, heartbeat_s
+        self.is_over = False
+        self.lost: StreamCutError | None = None
+
+    async def until(self, asked: asyncio.Task[Any]) -> None:
+        """Pass it on until a task is done, then stop; or to its end, or to where it breaks."""
+        relay = self._relay
+
+        def stop(_: object) -> None:
+            relay.leave(MoveCause.DRAIN)
+
+        relay.stay()
+        asked.add_done_callback(stop)
+        try:
+            await relay.run(self._idle_s, self.beat_s)
+            self.is_over = True
+        except StreamCutError as error:
+            # Without its frames, which hold this: only the collector would end them.
+            self.lost = None if error.cause in PLANNED else error.with_traceback(None)
+        finally:
+            asked.remove_done_callback(stop)

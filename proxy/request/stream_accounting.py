@@ -21,7 +21,14 @@ from proxy.protocol.streams.legs import EditingScanner, FirstLeg
 from proxy.protocol.streams.sse import Scanner
 from proxy.protocol.streams.trail import Trail
 from proxy.request.client_response import ClientResponse
-from proxy.request.relay import EVENT_TOO_LONG, GROW_EVENTS, Onward, Relay, StreamCutError
+from proxy.request.relay import (
+    EVENT_TOO_LONG,
+    GROW_EVENTS,
+    Onward,
+    Reading,
+    Relay,
+    StreamCutError,
+)
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.requests import RequestTelemetry
@@ -39,7 +46,7 @@ class Mover(Protocol):
     def why_fixed(self) -> Unmoved | None:
         """Why the stream may not, as far as is known now; None where it may."""
 
-    async def go_on(self, error: StreamCutError) -> Onward | Unmoved:
+    async def go_on(self, error: StreamCutError, reading: Reading) -> Onward | Unmoved:
         """Another instance's answer that goes on with the stream, or why there is none."""
 
     def let_go(self) -> None:
@@ -142,19 +149,22 @@ class Streaming:
         try:
             await relay.run(idle_s, heartbeat_s)
         except StreamCutError as error:
-            return not await self._goes_on(relay, error, heartbeat_s)
+            return not await self._goes_on(relay, error, Reading(relay, idle_s, heartbeat_s))
         self._note_engine_error()
         return True
 
-    async def _goes_on(self, relay: Relay, error: StreamCutError, heartbeat_s: float) -> bool:
+    async def _goes_on(self, relay: Relay, error: StreamCutError, reading: Reading) -> bool:
         """Whether there is more of the stream: of another instance, or of this one after all."""
         moves = self._moves
         if moves is None or self._goes_to_its_end or error.code == EVENT_TOO_LONG:
             self._lost(error)
             return False
         relay.stop()
-        with relay.beats(heartbeat_s):
-            found = await moves.go_on(error)
+        if error.cause in PLANNED:
+            found = await moves.go_on(error, reading)
+        else:
+            with relay.beats(reading.beat_s):
+                found = await moves.go_on(error, reading)
         if isinstance(found, Onward):
             self._charged_events = self._scanner.events
             self._awaits_token = True
@@ -162,6 +172,10 @@ class Streaming:
             relay.follow(found.answer, found.leg)
             relay.instance = self._instance
             return True
+        if reading.is_over:
+            self._note_engine_error()
+            return False
+        error = reading.lost or error
         if error.cause in PLANNED:
             relay.stay()
             return True

@@ -19,6 +19,7 @@ import pytest
 from replayer.simulator.host import SimEngine, SimFleet
 from tests.support.harness import (
     STREAM_HEAD,
+    WAIT_S,
     RawEngine,
     Script,
     ServedProxy,
@@ -452,3 +453,145 @@ async def test_the_client_hears_comments_while_nobody_goes_on_yet(tmp_path: Path
             while piece := await response.content.readany():
                 got += piece
             assert told(bytes(got)).text == "ab"
+
+
+class Leaving(NamedTuple):
+    """A stream that is to leave its engine: what became of it, and what the other one was asked."""
+
+    got: Told
+    rows: list[Any]
+    outcome: str
+    asked: list[dict[str, Any]]
+
+
+WORDS = [f" w{n}" for n in range(60)]
+SLOW_PREFILL: dict[str, Any] = {"prefill_throughput": 1.0}
+"""Of any prompt it is expected that it takes long."""
+
+
+async def leaving(
+    tmp_path: Path,
+    *others: Script,
+    drains_at: int = 10,
+    lost_at: int | None = None,
+    gone: asyncio.Event | None = None,
+    heard: list[int] | None = None,
+    **options: Any,
+) -> Leaving:
+    """A stream of WORDS whose engine is drained in it; `others`: what the other one answers.
+
+    `lost_at`: word at which its engine ends. `gone`: its client leaves when it is set. `heard` is
+    how many pieces the client has.
+    """
+    heard = [0] if heard is None else heard
+
+    async def runs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(FIRST))
+        for n, word in enumerate(WORDS[:lost_at]):
+            writer.write(chunk(said(word, [10 + n])))
+            await asyncio.sleep(0.02)
+        if lost_at is not None:
+            writer.close()
+            return
+        writer.write(chunk(said("", [], "stop")) + chunk(DONE) + b"0\r\n\r\n")
+        await writer.drain()
+
+    async def in_turn(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        at = len(a.posts) + len(b.posts) - 2
+        await (runs if at < 0 else others[min(at, len(others) - 1)])(reader, writer)
+
+    body = bytearray()
+    async with RawEngine(in_turn) as a, RawEngine(in_turn) as b:
+        given = {"kv_connector": "none", "health_interval": 60, "migration_limit": 1} | options
+        addresses = [f"a={a.address}", f"b={b.address}"]
+        async with ServedProxy(tmp_path / "log", addresses, **given) as proxy:
+            async with proxy.http.post(CHAT, json=asked(CHAT, 400)) as response:
+                name = response.headers["X-Cache-Proxy-Instance"]
+                drained = False
+                async with asyncio.timeout(WAIT_S):
+                    with suppress(aiohttp.ClientPayloadError):
+                        while piece := await response.content.readany():
+                            body += piece
+                            heard[0] += 1
+                            if heard[0] >= drains_at and not drained:
+                                drained = True
+                                path = f"/instances/{name}?drain=true&mode=migrate"
+                                async with proxy.http.delete(path) as order:
+                                    assert order.status == 202
+                            if gone is not None and gone.is_set():
+                                response.close()
+                                break
+            (record,) = await proxy.records(1)
+            await proxy.at_rest()
+            await until(lambda: proxy.connections() == 0, "no upstream connection in use")
+            assert proxy.server.state.in_flight.trails.taken_bytes == 0
+            posts = (b if name == "a" else a).posts
+    rows, outcome = record["migrations"] or [], record["outcome"]
+    return Leaving(told(bytes(body)), rows, outcome, [orjson.loads(post) for post in posts])
+
+
+async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An engine that hangs."""
+    await reader.read()
+
+
+@pytest.mark.parametrize("options", [{}, SLOW_PREFILL])
+async def test_a_stream_that_is_to_leave_does_not_wait_for_one_that_hangs(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """It stays, or runs on; the one that was given a second only is not blamed."""
+    seen = await leaving(tmp_path, never, **options)
+    assert seen.got.text == "a" + "".join(WORDS)
+    assert (seen.got.reasons, seen.got.is_done, seen.outcome) == (["stop"], True, "ok")
+    (row,) = seen.rows
+    assert (row["ended"], row["to_instance"]) == ("finished" if options else "time", None)
+    assert len(seen.asked) == 1
+
+
+async def test_one_whose_prompt_takes_long_elsewhere_runs_on_until_it_is_computed(
+    tmp_path: Path,
+) -> None:
+    heard = [0]
+
+    async def computes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await until(lambda: heard[0] >= 20, "its client has more meanwhile")
+        writer.write(STREAM_HEAD + chunk(text(" no", [99])))
+        await reader.read()
+
+    rest = streams(text(" rest", [7]), text("", [], "stop"), DONE)
+    seen = await leaving(tmp_path, computes, rest, heard=heard, **SLOW_PREFILL)
+    (row,) = seen.rows
+    assert (row["ended"], row["cause"], seen.outcome) == ("moved", "drain", "ok")
+    first, second = (body["prompt"] for body in seen.asked)
+    assert first[:3] == second[:3] == [7, 8, 1]
+    assert len(first) < len(second) < len(WORDS)
+    assert row["tokens_kept"] == len(second) - 2
+    assert seen.got.text == "a" + "".join(WORDS[: len(second) - 3]) + " rest"
+    assert (len(seen.got.ids), seen.got.is_done) == (1, True)
+
+
+async def test_its_engine_may_be_lost_while_another_one_computes(tmp_path: Path) -> None:
+    rest = streams(text(" rest", [7]), text("", [], "stop"), DONE)
+    seen = await leaving(tmp_path, never, rest, lost_at=30, **SLOW_PREFILL)
+    assert (seen.got.text, seen.outcome) == ("a" + "".join(WORDS[:30]) + " rest", "ok")
+    assert [row["ended"] for row in seen.rows] == ["moved"]
+    assert len(seen.asked[1]["prompt"]) == 2 + 1 + 30
+
+
+async def test_its_client_may_leave_while_another_one_computes(tmp_path: Path) -> None:
+    gone = asyncio.Event()
+
+    async def computes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        gone.set()
+        await reader.read()
+
+    seen = await leaving(tmp_path, computes, gone=gone, **SLOW_PREFILL)
+    assert seen.outcome == "client_gone"
+    assert [row["ended"] for row in seen.rows] == ["left"]
+
+
+async def test_one_that_refuses_while_a_stream_runs_on_changes_nothing(tmp_path: Path) -> None:
+    refuses = says(plain(b'{"error":{}}', "400 Bad Request"))
+    seen = await leaving(tmp_path, refuses, **SLOW_PREFILL)
+    assert (seen.got.text, seen.outcome) == ("a" + "".join(WORDS), "ok")
+    assert [row["ended"] for row in seen.rows] == ["limit"]

@@ -121,19 +121,28 @@ class SendPrefill:
 class SendDecode:
     """Ask D; with `fetch_from` it pulls that instance's KV, without it computes the prompt.
 
-    `is_repeat`: another attempt may have reached an engine under the request's own id.
+    `is_repeat`: another attempt may have reached an engine under the request's own id. `warms`: a
+    stream is to move there, and its prompt takes long: it runs on where it is until D has begun,
+    and is moved then (`RequestFlow.move_again`). Otherwise it stands still meanwhile.
     """
 
     instance: Instance
     fetch_from: Instance | None
     limit: LegLimit
     is_repeat: bool
+    warms: bool
 
     def __init__(
-        self, instance: Instance, fetch_from: Instance | None, limit: LegLimit, *, is_repeat: bool
+        self,
+        instance: Instance,
+        fetch_from: Instance | None,
+        limit: LegLimit,
+        *,
+        is_repeat: bool,
+        warms: bool = False,
     ) -> None:
         self.instance, self.fetch_from = instance, fetch_from
-        self.limit, self.is_repeat = limit, is_repeat
+        self.limit, self.is_repeat, self.warms = limit, is_repeat, warms
 
 
 @dataclass(slots=True)

@@ -23,7 +23,9 @@ minutes, so each of them is left with care: P's connection is half-closed, and w
 is released; D goes on fetching until it has begun (LEFT).
 
 A stream whose instance is lost, or is to be left, goes on elsewhere behind the tokens that its
-client has (MOVING), as often as `LegCaps.moves` allows.
+client has (MOVING), as often as `LegCaps.moves` allows. One that is to be left stands still for
+`MOVE_STOP_S` at most, else it stays; where its prompt takes longer elsewhere, it runs on until it
+is computed there.
 """
 
 from __future__ import annotations
@@ -78,6 +80,8 @@ from proxy.core.types import FailureKind, Fallback, Instance, Reject, RequestFac
 
 REPEAT_LEAST_S = 1.0
 """What a repeated attempt may take when the first ones have used up the time."""
+MOVE_STOP_S = 1.0
+"""How long the client of a stream that is moved without need may wait for the next instance."""
 _LEAVES_KV = frozenset(
     {FailureKind.TIMEOUT, FailureKind.LATE, FailureKind.RESET, FailureKind.WENT_DOWN}
 )
@@ -86,6 +90,10 @@ _MAY_WAIT = frozenset({FailureKind.BUSY, FailureKind.TOO_LONG})
 """Failures after which there is an instance for the request, which may be busy."""
 MAX_WAITS = 2
 """How often a request that engines have refused as busy may wait in the queue."""
+
+
+_LATE = frozenset({FailureKind.TIMEOUT, FailureKind.LATE})
+_STOP = LegLimit("ttft", MOVE_STOP_S, MOVE_STOP_S)
 
 
 class State(IntEnum):
@@ -131,6 +139,7 @@ class Event(IntEnum):
     FIRST_TOKEN = auto()
     STREAM_LOST = auto()
     MOVE_FAILED = auto()
+    MOVE_AGAIN = auto()
     PREFILL_SENT = auto()
     PREFILL_LEFT = auto()
     DECODE_SENT = auto()
@@ -162,6 +171,7 @@ STEPS: dict[tuple[State, Event], frozenset[State]] = {
     (_S.STREAMING, _E.STREAM_LOST): frozenset({_S.STREAMING, _S.MOVING}),
     (_S.MOVING, _E.DECODE_ANSWERED): frozenset({_S.ANSWERED}),
     (_S.MOVING, _E.MOVE_FAILED): frozenset({_S.MOVING, _S.STREAMING, _S.FAILED}),
+    (_S.MOVING, _E.MOVE_AGAIN): frozenset({_S.MOVING}),
     **{(s, e): frozenset({s}) for s in _AT_P for e in (_E.PREFILL_SENT, _E.PREFILL_LEFT)},
     (_S.FETCHING, _E.DECODE_SENT): frozenset({_S.FETCHING}),
     (_S.FETCHING, _E.DECODE_LEFT): frozenset({_S.FETCHING, _S.LEFT}),
@@ -225,6 +235,8 @@ class RequestFlow:
         """Instances that have lost the stream since its last token, or could not go on with it."""
         self._old: Instance | None = None
         """Where the stream still runs, while it is to be moved from there."""
+        self._warms = False
+        """It runs on there until the next one has computed what it had."""
         self._p = route.prefill
         """Also when the route has no P any more."""
         # A leg that ends without an answer in the second half of its time may have left KV.
@@ -367,10 +379,35 @@ class RequestFlow:
         if self.state is not State.STREAMING:
             return [NotMoved(Unmoved.NO_IDS)]
         old = self.route.decode
-        action = self._move(Event.STREAM_LOST, output_tokens, rest_s, now_s)
+        action = self._move(Event.STREAM_LOST, output_tokens, rest_s, now_s, leaves=old)
         if isinstance(action, SendDecode):
             self._old = old
         return [action]
+
+    def move_again(
+        self,
+        output_tokens: int,
+        now_s: float,
+        failure: LegFailure | None = None,
+        *,
+        is_lost: bool = False,
+    ) -> list[Action]:
+        """The instance that was asked first is asked for the rest, behind what has come meanwhile.
+
+        It has computed what the stream had then. Or the old one, where the stream ran on, `is_lost`
+        meanwhile; `failure`: what speaks against that one.
+        """
+        self._step(Event.MOVE_AGAIN, State.MOVING)
+        actions: list[Action] = []
+        if is_lost and (old := self._old) is not None:
+            self._old = None
+            self._avoided.add(old.name)
+            if failure is not None:
+                actions = self.failed(old.name, failure, now_s, has_begun=True)
+        self._router.move_on(self.route, self._facts, output_tokens, now_s)
+        self._placed_s, self._warms = now_s, False
+        limit = self._first_event_limit(now_s) if self._old is None else _STOP
+        return [*actions, SendDecode(self.route.decode, None, limit, is_repeat=True)]
 
     def move_failed(
         self, failure: LegFailure | None, output_tokens: int, rest_s: float, now_s: float
@@ -380,34 +417,54 @@ class RequestFlow:
         Without a `failure` it does not take the request, for which nobody is blamed.
         """
         name = self.route.decode.name
+        has_stopped = self._old is not None and not self._warms
+        if has_stopped and failure is not None and failure.kind in _LATE:
+            # It was given no time to speak of; the stream has stood still for as long as it may.
+            return [self._stay(Event.MOVE_FAILED, Unmoved.TIME, output_tokens, now_s)]
         actions = [] if failure is None else self.failed(name, failure, now_s)
-        return [*actions, self._move(Event.MOVE_FAILED, output_tokens, rest_s, now_s)]
+        move = self._move(Event.MOVE_FAILED, output_tokens, rest_s, now_s, leaves=self._old)
+        return [*actions, move]
+
+    def move_needless(self, why: Unmoved, output_tokens: int, now_s: float) -> list[Action]:
+        """The stream that was to leave its instance has ended there meanwhile, or cannot move."""
+        return [self._stay(Event.MOVE_FAILED, why, output_tokens, now_s)]
 
     def _move(
-        self, event: Event, output_tokens: int, rest_s: float, now_s: float
+        self,
+        event: Event,
+        output_tokens: int,
+        rest_s: float,
+        now_s: float,
+        leaves: Instance | None = None,
     ) -> SendDecode | NotMoved:
+        """Place the stream elsewhere; `leaves`: where it runs, and may run on."""
         router, route = self._router, self.route
         self._avoided.add(route.decode.name)
         if self.moves >= self._caps.moves:
-            return self._stay(event, Unmoved.LIMIT, now_s)
+            return self._stay(event, Unmoved.LIMIT, output_tokens, now_s)
         free = router.beside(self._facts, self._avoided, now_s)
         if isinstance(free, Reject):
-            return self._stay(event, Unmoved.NO_INSTANCE, now_s)
+            return self._stay(event, Unmoved.NO_INSTANCE, output_tokens, now_s)
         before = route.decode
         router.move(route, self._facts, free, output_tokens, now_s)
         if route.predicted_prefill_s >= rest_s:
             self._old = self._old or (before if self.state is State.STREAMING else None)
-            return self._stay(event, Unmoved.TIME, now_s)
+            return self._stay(event, Unmoved.TIME, output_tokens, now_s)
         self._step(event, State.MOVING)
         self.moves += 1
         self._placed_s = now_s
-        return SendDecode(route.decode, None, self._first_event_limit(now_s), is_repeat=True)
+        self._warms = leaves is not None and route.predicted_prefill_s > MOVE_STOP_S
+        if self._warms and leaves is not None:
+            router.runs_on(route, leaves)
+        is_short = leaves is not None and not self._warms
+        limit = _STOP if is_short else self._first_event_limit(now_s)
+        return SendDecode(route.decode, None, limit, is_repeat=True, warms=self._warms)
 
-    def _stay(self, event: Event, why: Unmoved, now_s: float) -> NotMoved:
+    def _stay(self, event: Event, why: Unmoved, output_tokens: int, now_s: float) -> NotMoved:
         """The stream goes on where it is, or ends there."""
         old, self._old = self._old, None
         if old is not None:
-            self._router.stay(self.route, self._facts, old, now_s)
+            self._router.stay(self.route, self._facts, old, output_tokens, now_s)
             self._step(event, State.STREAMING)
         else:
             self._step(event, State.FAILED if self.state is State.MOVING else self.state)

@@ -383,9 +383,25 @@ class Router:
         route.new_tokens += output_tokens
         self._charge_colocated(route, facts, now_s)
 
-    def stay(self, route: Route, facts: RequestFacts, on: Instance, now_s: float) -> None:
+    def move_on(self, route: Route, facts: RequestFacts, output_tokens: int, now_s: float) -> None:
+        """A stream goes on where it was moved to, behind more of its output than it was then."""
+        self.give_back(route, now_s)
+        more = facts.prompt_tokens + output_tokens - route.prompt_tokens
+        route.prompt_tokens += more
+        route.new_tokens += more
+        self._charge_colocated(route, facts, now_s)
+
+    def runs_on(self, route: Route, on: Instance) -> None:
+        """A stream that was moved is decoded where it was until the next instance has it."""
+        decodes = self.ledger.charge(on.name, Phase.DECODE, route.prompt_tokens)
+        route.lease.replace((*route.lease.charges, *decodes))
+
+    def stay(
+        self, route: Route, facts: RequestFacts, on: Instance, output_tokens: int, now_s: float
+    ) -> None:
         """A stream that was to be moved goes on where it is, `on`: charge it there again."""
         self.give_back(route, now_s)
+        route.prompt_tokens = facts.prompt_tokens + output_tokens
         self.sessions.move(route.stay, self.fleet.states.of(on.name).cache)
         route.decode = on
         self._block_uses.begin_use(route, on.name, facts)
