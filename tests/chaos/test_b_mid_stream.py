@@ -439,3 +439,79 @@ async def test_f125_the_stream_goes_on_elsewhere(rig: Floor, how: str) -> None:
         _, record = await r.records(2)
         assert [row["ended"] for row in record["migrations"]] == ["moved"]
         assert record["outcome"] == "ok"
+
+
+def first(text: str, ids: list[int], **more: Any) -> bytes:
+    """An event of a chat with its token ids."""
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None, "token_ids": ids}
+    head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "sim-8b"}
+    return b"data: %b\n\n" % orjson.dumps(head | {"choices": [choice]} | more)
+
+
+async def test_f173_who_is_to_go_on_with_a_drained_stream_hangs(rig: Floor) -> None:
+    """Its client does not stand still for longer than a second; the stream stays."""
+    words = [f" {n}" for n in range(80)]
+    posts = 0
+
+    async def runs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal posts
+        posts += 1
+        if posts > 1:
+            await reader.read()  # hangs
+            return
+        writer.write(STREAM_HEAD + chunk(first("a", [1], prompt_token_ids=[7, 8])))
+        for n, word in enumerate(words):
+            writer.write(chunk(first(word, [n])))
+            await asyncio.sleep(0.02)
+        writer.write(chunk(DONE_EVENT) + LAST)
+
+    async with rig([runs, runs], flow=False, migration_limit=1, **SLOW_PROBES) as r:
+        asked = asyncio.create_task(r.ask())
+        flying = r.state.in_flight
+        await until(lambda: flying.movable, "it streams")
+
+        def runs_on() -> list[str]:
+            loads = {f"i{n}": r.router.ledger.load(f"i{n}") for n in range(2)}
+            return [name for name, load in loads.items() if load.decode_tokens]
+
+        await until(runs_on, "its first token")
+        (name,) = runs_on()
+        path = f"/instances/{name}?drain=true&mode=migrate"
+        assert (await r.raw(request(None, {}, path, "DELETE"))).status == 202
+        got = await asked
+        assert (got.text, got.is_clean, got.is_done) == ("a" + "".join(words), True, True)
+        assert posts == 2
+        (record,) = await r.records(1)
+        assert [row["ended"] for row in record["migrations"]] == ["time"]
+        others = [m for m in r.router.fleet.members() if m.instance.name != name]
+        assert not any(m.health.has_failed_lately for m in others), "it had no time to speak of"
+
+
+async def test_f174_a_stop_string_begins_before_a_move(rig: Floor) -> None:
+    """What an engine holds back for it is 5 characters; the other one says the rest of it."""
+    posts = 0
+
+    async def says_a_part(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal posts
+        posts += 1
+        if posts == 1:
+            parts = [
+                first("Hello", [1], prompt_token_ids=[7]),
+                first(" you", [2]),
+                first("\nU", [3]),
+            ]
+            writer.write(STREAM_HEAD + b"".join(map(chunk, parts)))
+            await writer.drain()
+            writer.transport.abort()
+            return
+        choice = {"index": 0, "text": "User: go away then", "finish_reason": None}
+        told = {"id": "cmpl-1", "choices": [choice | {"token_ids": [5, 6]}]}
+        end = {"id": "cmpl-1", "choices": [choice | {"text": "", "finish_reason": "length"}]}
+        events = [b"data: %b\n\n" % orjson.dumps(one) for one in (told, end)]
+        await says(STREAM_HEAD + b"".join(map(chunk, [*events, DONE_EVENT])) + LAST)(reader, writer)
+
+    async with rig([says_a_part] * 2, flow=False, migration_limit=1, **SLOW_PROBES) as r:
+        got = await r.ask(stop=["\nUser:"], temperature=1)
+        assert (got.text, got.is_clean, got.is_done) == ("Hello you\nU", True, True)
+        assert b'"finish_reason":"stop"' in got.body
+        assert posts == 2

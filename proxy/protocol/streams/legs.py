@@ -179,14 +179,53 @@ class EditingScanner(Scanner):
         return seen
 
 
+class Joint:
+    """Finds a stop string that begins in what a client has and ends in what another instance says.
+
+    That instance knows its own text only. `stop`: the string that was found, empty before. While it
+    `holds`, what has come may be the rest of one.
+    """
+
+    __slots__ = ("_before", "_seen", "_stops", "holds", "stop")
+
+    def __init__(self, stops: list[str], said: str) -> None:
+        self._stops, self._seen, self._before = stops, said, len(said)
+        self.stop = ""
+        self.holds = bool(stops and said)
+
+    def take(self, text: str) -> None:
+        """More of the instance's text has come."""
+        if not self.holds:
+            return
+        self._seen += text
+        seen, before, holds = self._seen, self._before, False
+        for stop in self._stops:
+            for start in range(max(0, before - len(stop) + 1), before):
+                if seen.startswith(stop, start):
+                    self.stop = self.stop or stop
+                elif stop.startswith(seen[start:]):
+                    holds = True
+        self.holds = holds and not self.stop
+
+
 class LaterLeg:
     """The stream of an instance that goes on: the events of a completion, written anew.
 
     `offset_tokens`: of the output that the client had when it began. `first`: the members of the
-    stream's first event that all its events share.
+    stream's first event that all its events share. `held`: events whose text may be the rest of a
+    stop string that had begun before.
     """
 
-    __slots__ = ("_first", "_offset_tokens", "is_shown", "lost", "trail", "withheld")
+    __slots__ = (
+        "_first",
+        "_held",
+        "_joint",
+        "_offset_tokens",
+        "is_shown",
+        "lost",
+        "trail",
+        "withheld",
+    )
 
     def __init__(self, trail: Trail) -> None:
         self.trail = trail
@@ -195,6 +234,10 @@ class LaterLeg:
         self.is_shown = trail.plan.shows_ids
         self._offset_tokens = trail.tokens
         self._first: dict[str, Any] = first_members(trail.head)
+        plan = trail.plan
+        stops = stop_strings(plan.fields) if plan.stop_chars else []
+        self._joint = Joint(stops, trail.said[-plan.stop_chars :] if stops else "")
+        self._held: list[tuple[bytes, str, str]] = []
 
     def edit(self, events: bytes) -> bytes:
         """Whole events as a part of the first instance's stream."""
@@ -212,6 +255,8 @@ class LaterLeg:
                 self.withheld = events[at:]
                 break
             done.append(written)
+            if self._joint.stop:
+                break
             at = end
         return b"".join(done)
 
@@ -241,7 +286,8 @@ class LaterLeg:
             if choice is None:
                 return None if self.lost else b""
             told["choices"] = [choice]
-        return self._written(told)
+        written = self._written(told)
+        return written + self._end(told) if written and self._joint.stop else written
 
     def _written(self, told: dict[str, Any]) -> bytes | None:
         """An event of this object; None for one that is nested deeper than can be written."""
@@ -250,6 +296,16 @@ class LaterLeg:
         except TypeError:
             self.lost = "error"
             return None
+
+    def _end(self, told: dict[str, Any]) -> bytes:
+        """What ends a stream at a stop string that its instance has not seen."""
+        end = b"data: [DONE]\n\n"
+        if not wants_usage(self.trail.plan.fields):
+            return end
+        own = self.trail.tokens - self._offset_tokens
+        usage = self._usage({"completion_tokens": own})
+        last = told | {"choices": [], "usage": usage}
+        return b"data: %b\n\n" % orjson.dumps(last) + end
 
     def _choice(self, choice: dict[str, Any], event: bytes) -> dict[str, Any] | None:
         """A choice for the client; None where it has nothing for it, or the stream is lost."""
@@ -263,17 +319,39 @@ class LaterLeg:
             trail.stop(Unmoved.DIFFERS)
         if self.lost or shown is None:
             return None
-        self._track(event, text, is_finished=reason is not None)
+        self._held.append((event, text, shown))
+        self._joint.take(text)
+        if self._joint.holds and reason is None:
+            return None
+        shown = self._free()
+        if self._joint.stop:
+            choice, reason = choice | {"stop_reason": self._joint.stop}, "stop"
+            trail.is_finished = True
+        return self._written(choice, shown, reason)
+
+    def _written(
+        self, choice: dict[str, Any], shown: str, reason: str | None
+    ) -> dict[str, Any] | None:
+        trail = self.trail
         if not shown and reason is None and not self.is_shown:
             return None
         listed = choice.get("token_ids") if self.is_shown else None
         if not trail.plan.is_chat:
-            return choice | {"text": shown, "prompt_token_ids": None, "token_ids": listed}
+            written = choice | {"text": shown, "prompt_token_ids": None, "token_ids": listed}
+            return written | {"finish_reason": reason}
         as_chat: dict[str, Any] = {"index": 0, "delta": {"content": shown}, "logprobs": None}
         as_chat["finish_reason"] = reason
         if reason is not None:
             as_chat["stop_reason"] = choice.get("stop_reason")
         return as_chat | {"token_ids": listed}
+
+    def _free(self) -> str:
+        """The text of what was held, for the client; nothing where it has the rest of a stop."""
+        held, self._held = self._held, []
+        for event, text, _ in held:
+            is_finished = event.find(_FINISHED) >= 0
+            self._track(event, text, is_finished=is_finished)
+        return "" if self._joint.stop else "".join([shown for _, _, shown in held])
 
     def _track(self, event: bytes, text: str, *, is_finished: bool) -> None:
         """Keep an event's tokens."""
@@ -310,6 +388,24 @@ class LaterLeg:
             "total_tokens": prompt + output,
             "completion_tokens": output,
         }
+
+
+def stop_strings(fields: bytes) -> list[str]:
+    """The stop strings among a plan's sampling parameters."""
+    stop = _parameters(fields).get("stop")
+    given = stop if isinstance(stop, list) else [stop]
+    return [text for text in given if isinstance(text, str) and text]
+
+
+def wants_usage(fields: bytes) -> bool:
+    """Whether a plan's parameters ask for usage at the stream's end."""
+    options = _parameters(fields).get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def _parameters(fields: bytes) -> dict[str, Any]:
+    told: dict[str, Any] = orjson.loads(b"{%b}" % fields)
+    return told
 
 
 def first_members(head: bytes) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Final
 import orjson
 
 from proxy.core.types import Unmoved
-from proxy.protocol.streams.movable import Plan
+from proxy.protocol.streams.movable import MOST_STOP_CHARS, Plan
 from proxy.protocol.streams.parse_cost import is_cheap
 
 STEP_BYTES: Final = 4096
@@ -31,6 +31,7 @@ SHARE: Final = 7
 """One tenant alone gets seven eighths of the memory, of two each gets seven fifteenths."""
 _SPARE_EVENTS: Final = 64
 """Events without text that may stand among those of the text that is held back."""
+_SAID_CHARS: Final = 4 * MOST_STOP_CHARS
 _DIGITS: Final = b"0123456789,"
 
 
@@ -70,12 +71,15 @@ class TrailMemory:
 
 
 class Resumption:
-    """Where a stream goes on: behind these tokens, less the `overlap` that the client has."""
+    """Where a stream goes on: behind these tokens, less the `overlap` that the client has.
 
-    __slots__ = ("ids", "overlap", "tokens")
+    `said`: the last text before that, where stop strings may begin in it.
+    """
 
-    def __init__(self, ids: bytes, tokens: int, overlap: str) -> None:
-        self.ids, self.tokens, self.overlap = ids, tokens, overlap
+    __slots__ = ("ids", "overlap", "said", "tokens")
+
+    def __init__(self, ids: bytes, tokens: int, overlap: str, said: str = "") -> None:
+        self.ids, self.tokens, self.overlap, self.said = ids, tokens, overlap, said
 
 
 class _Passed:
@@ -118,6 +122,7 @@ class Trail:
         "plan",
         "prompt",
         "prompt_tokens",
+        "said",
         "tokens",
         "why",
     )
@@ -143,6 +148,8 @@ class Trail:
         self._base = self._base_tokens = 0
         self.overlap = ""
         """Text that the client has and that the present instance will say again."""
+        self.said = ""
+        """The last text so far, where there are stop strings."""
         self._size = self._granted = 0
 
     def begin(self, head: bytes, prompt: bytes) -> None:
@@ -163,6 +170,7 @@ class Trail:
         count = ids.count(b",") + 1 if ids else 0
         if self._stop_chars:
             self._append(ids, count)
+            self.said = (self.said + text)[-_SAID_CHARS:]
             self._window.append(_Passed(text, len(self._ids), self.tokens))
             if len(self._window) > self._stop_chars + _SPARE_EVENTS:
                 self._window.popleft()
@@ -228,6 +236,8 @@ class Trail:
         if self.is_finished:
             return Unmoved.FINISHED
         found = self._resumption()
+        if found is not None and self._stop_chars:
+            found.said = self.said[: len(self.said) - len(found.overlap)]
         begins = found is not None and not found.tokens and self.plan.is_chat
         if begins and self._memory.has_reasoned:
             return Unmoved.REASONING
@@ -262,7 +272,7 @@ class Trail:
         self._window = deque()
         self._has_dropped = False
         self._base, self._base_tokens = len(at.ids), at.tokens
-        self.overlap = at.overlap
+        self.overlap, self.said = at.overlap, at.said
 
     def request_body(self, at: Resumption) -> bytes:
         """The body of the completion that goes on from there."""

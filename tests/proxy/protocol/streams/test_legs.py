@@ -286,3 +286,87 @@ def test_an_event_that_cannot_be_written_anew_counts_as_an_error(odd: bytes) -> 
 def test_what_is_nested_in_the_first_event_is_in_no_later_one() -> None:
     head = b'{"id":%b,"object":"o","created":[1],"model":"m"' % NEST
     assert first_members(head) == {"object": "o", "model": "m"}
+
+
+def at_joint(stops: list[str], before: str, **fields: Any) -> LaterLeg:
+    """A leg that goes on with a stream whose client has `before`, all of it with its tokens."""
+    inside = orjson.dumps({"stop": stops} | fields)[1:-1]
+    plan = Plan(inside, None, 0, max(map(len, stops)) - 1, is_chat=True, shows_ids=False)
+    it = Trail(plan, TrailMemory(), None)
+    first = FirstLeg(it)
+    first.edit(role([7, 8]))
+    it.resume(Resumption(b"1", 1, "", before))
+    return LaterLeg(it)
+
+
+STOP = "\nUser:"
+JOINTS = [
+    ("Hello you\nU", ["ser:", " go away"], "", True),
+    ("Hello you\nU", ["se", "r", ": go away"], "", True),
+    ("Hello you\n", ["User: go"], "", True),
+    ("Hello you\nU", ["se", "less"], "seless", False),
+    ("Hello you\nU", ["s", "e"], "se", False),
+    ("Hello you", ["\nUser: is the engine's own"], "\nUser: is the engine's own", False),
+    ("", ["ser:"], "ser:", False),
+]
+
+
+@pytest.mark.parametrize(("before", "pieces", "shown", "is_stopped"), JOINTS)
+def test_a_stop_string_across_the_joint(
+    before: str, pieces: list[str], shown: str, *, is_stopped: bool
+) -> None:
+    leg = at_joint([STOP, "<end>"], before)
+    events = [text(piece, [n]) for n, piece in enumerate(pieces)]
+    got = leg.edit(b"".join(events) + text("", [], "length") + DONE)
+    assert got.endswith(DONE)
+    choices = [o["choices"][0] for o in objects(got.removesuffix(DONE))]
+    assert "".join(choice["delta"]["content"] for choice in choices) == shown
+    assert choices[-1]["finish_reason"] == ("stop" if is_stopped else "length")
+    assert choices[-1]["stop_reason"] == (STOP if is_stopped else None)
+    assert leg.trail.is_finished
+
+
+def test_what_is_held_at_the_joint_is_not_the_clients_yet() -> None:
+    """A loss meanwhile goes on behind what it has."""
+    leg = at_joint([STOP], "you\nU")
+    assert leg.edit(text("se", [2])) == b""
+    assert leg.trail.tokens == 1
+    (told,) = objects(leg.edit(text("lf", [3])))
+    assert told["choices"][0]["delta"]["content"] == "self"
+    assert leg.trail.tokens == 3
+
+
+def test_usage_of_a_stream_that_ends_at_the_joint() -> None:
+    leg = at_joint([STOP], "you\nU", stream_options={"include_usage": True})
+    got = leg.edit(text("ser:", [2, 3])).removesuffix(DONE)
+    last = objects(got)[-1]
+    assert last["choices"] == []
+    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+    assert last["id"] == HEAD["id"]
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.text("ab", max_size=6),
+    st.lists(st.text("ab", max_size=3), max_size=6),
+)
+def test_only_stop_strings_that_begin_before_the_joint_end_it(
+    stops: list[str], before: str, pieces: list[str]
+) -> None:
+    leg = at_joint(stops, before)
+    events = b"".join(text(piece, [n]) for n, piece in enumerate(pieces))
+    got = leg.edit(events + text("", [], "length") + DONE).removesuffix(DONE)
+    choices = [o["choices"][0] for o in objects(got)]
+    shown = "".join(choice["delta"]["content"] for choice in choices)
+    said, at = "".join(pieces), len(before)
+    across = [
+        start + len(stop) - at
+        for stop in stops
+        for start in range(at)
+        if (before + said).startswith(stop, start) and start + len(stop) > at
+    ]
+    if across:
+        assert choices[-1]["finish_reason"] == "stop"
+        assert len(shown) < min(across)
+    else:
+        assert (shown, choices[-1]["finish_reason"]) == (said, "length")

@@ -161,3 +161,16 @@ def test_a_tenant_that_fills_the_memory_leaves_room_for_the_others() -> None:
     memory.give_back(70 * STEP_BYTES, "mallory")
     assert (memory.taken_bytes, memory._taken_by) == (0, {})
     assert sum(memory.take(STEP_BYTES) for _ in range(100)) == 80, "who has no tenant shares it"
+
+
+def test_what_was_said_before_it_goes_on_elsewhere() -> None:
+    trail = Trail(plan(5), TrailMemory(), None)
+    trail.begin(b"{", b"1")
+    for number, text in enumerate(["", "Hello", " you", "\nU"]):
+        trail.add(b"%d" % number, text, is_shown=bool(text))
+    at = trail.resumption()
+    assert isinstance(at, Resumption)
+    assert (at.said, at.overlap, at.tokens) == ("Hello you\n", "U", 2)
+    trail.resume(at)
+    trail.add(b"9", "U", is_shown=True)
+    assert trail.said == "Hello you\nU"
