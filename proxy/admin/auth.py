@@ -1,8 +1,15 @@
-"""Access to admin paths: the token, the limit on bodies, the audit line."""
+"""Access to admin paths: the token, web pages of others, the limit on bodies, the audit line.
+
+A web page may have its visitor's browser send requests to any address. Some are sent as they are,
+without a question first; and a page whose own name leads to the proxy by now (DNS rebinding) reads
+the answers too. So where no token is needed a request names the proxy as no foreign page can.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from hmac import compare_digest
 
@@ -10,13 +17,19 @@ import orjson
 from aiohttp import web
 
 from proxy.config.in_force import OptionsInForce
+from proxy.config.options import Settings
 from proxy.net.server.responses import error_response
 from proxy.net.timeouts import Clock, Limit
 from proxy.telemetry.log import Throttle
 
+NO_QUESTION = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
+"""Content types that a browser sends to another site without asking first."""
+NOBODYS = ("localhost", "local", "internal", "home.arpa", "lan", "svc", "test")
+"""Ends of names that nobody can have in the public name service."""
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 BODY_BYTES = 64 << 10
 _REPLACED = "a hot restart is under way: ask again, on a new connection"
+_NO_JSON = "Content-Type must be application/json"
 _OVER = f"body over {BODY_BYTES} bytes"
 _log = logging.getLogger(__name__)
 
@@ -46,11 +59,18 @@ def audited(
     """
 
     async def checked(request: web.Request) -> web.Response:
-        if not _may(request, options):
+        if (why := _is_foreign(request, options.settings)) is not None:
+            denials.note(request)
+            response = error_response(403, why)
+        elif not _may(request, options):
             denials.note(request)
             response = error_response(401, "Authorization: Bearer with the admin token is needed")
             response.headers["WWW-Authenticate"] = "Bearer"
-            return response
+        else:
+            return await answered(request)
+        return response
+
+    async def answered(request: web.Request) -> web.Response:
         try:
             if request.method not in ("GET", "HEAD") and is_replaced():
                 response = error_response(503, _REPLACED, {"Retry-After": "1"})
@@ -74,6 +94,45 @@ def _may(request: web.Request, options: OptionsInForce) -> bool:
     return compare_digest(given, f"Bearer {token.get_secret_value()}".encode())
 
 
+def _is_foreign(request: web.Request, settings: Settings) -> str | None:
+    """Why a request may be that of a web page of somebody else; None where it cannot be."""
+    host, origin = request.headers.get("Host", "").lower(), request.headers.get("Origin")
+    is_change = request.method not in ("GET", "HEAD")
+    if is_change and origin is not None and origin.lower().partition("://")[2] != host:
+        return f"Origin: {origin[:100]!r}: pages of other origins are not let in here"
+    is_closed = settings.admin_token or settings.tls_client_ca or settings.tls_cert
+    if is_closed or _is_own(host, (settings.host, settings.admin_host)):
+        return None
+    return (
+        f"Host: {host[:100]!r} may be anybody's name: without --admin-token ask by an address, "
+        "localhost, or a name without a dot"
+    )
+
+
+def _is_own(host: str, given: tuple[str, ...]) -> bool:
+    """Whether a Host header has an address in it, or a name that no foreign page can have.
+
+    Without one (HTTP/1.0) no browser has sent it.
+    """
+    in_brackets = host.startswith("[")
+    name = host[1:].partition("]")[0] if in_brackets else host.partition(":")[0].rstrip(".")
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        own = (*given, socket.gethostname().lower())
+        return "." not in name or name in own or name.endswith(tuple(f".{end}" for end in NOBODYS))
+    return True
+
+
+def refuse_unasked(request: web.Request) -> None:
+    """Raise BodyError for a POST without a body that any web page may have a browser send.
+
+    Those with a body need JSON (`small_object`).
+    """
+    if request.headers.get("Content-Type") and request.content_type in NO_QUESTION:
+        raise BodyError(415, _NO_JSON)
+
+
 class BodyError(Exception):
     """The body of a request to an admin path is wrong; the request has changed nothing."""
 
@@ -89,7 +148,7 @@ async def small_object(request: web.Request, seconds: float) -> dict[str, object
     request, so a web page cannot make an operator's browser send a valid request.
     """
     if request.content_type != "application/json":
-        raise BodyError(415, "Content-Type must be application/json")
+        raise BodyError(415, _NO_JSON)
     try:
         body = orjson.loads(await _small_body(request, seconds))
     except orjson.JSONDecodeError as error:

@@ -12,7 +12,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy import __version__
-from proxy.admin.auth import small_object
+from proxy.admin.auth import refuse_unasked, small_object
 from proxy.config.in_force import OptionsInForce
 from proxy.config.values import InstanceSpec
 from proxy.core.fleet.health import State
@@ -289,6 +289,7 @@ class FleetPaths:
 
     async def end_session(self, request: web.Request) -> web.Response:
         """Forget the home of a session; ?tenant=NAME for a tenant's session."""
+        refuse_unasked(request)
         session = of_tenant(bounded(request.match_info["id"]), request.query.get("tenant"))
         known = self._router.conversations.end_session(session or "")
         return json_response({"ended": known}) if known else error_response(404, "no such session")

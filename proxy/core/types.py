@@ -276,7 +276,8 @@ class Unmoved(StrEnum):
     LIMIT = "limit"
     """`--migration-limit` moves were tried."""
     TIME = "time"
-    """The rest of `--total-timeout` is shorter than the move would take."""
+    """The rest of `--total-timeout` is shorter than the move would take, or a stream that is to
+    leave stood still for a second."""
     NO_INSTANCE = "no_instance"
     """No other instance may take it now."""
     DIFFERS = "differs"

@@ -287,3 +287,61 @@ async def test_a_storm_of_scrapes_shares_its_answers(tmp_path: Path) -> None:
             lambda: state.clock.now_s() >= state.exposition.shown_until_s, "a new one is due"
         )
         assert b'outcome="ok"' in await ask(port, metrics)
+
+
+PAGES: list[tuple[dict[str, str], int]] = [
+    ({"Content-Type": "text/plain"}, 415),
+    ({"Content-Type": "text/plain;charset=UTF-8"}, 415),
+    ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+    ({"Content-Type": "multipart/form-data; boundary=x"}, 415),
+    ({"Origin": "https://evil.example"}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Origin": "[", "Content-Type": "application/json"}, 403),
+    ({"Origin": "http://evil.example", "Host": "evil.example"}, 403),
+    ({"Host": "evil.example"}, 403),
+    ({"Host": "EVIL.example.:80"}, 403),
+    ({"Host": "127.0.0.1.evil.example"}, 403),
+    ({"Host": "localhost.evil.example"}, 403),
+    ({}, 200),
+    ({"Content-Type": "application/json"}, 200),
+    ({"Host": "proxy:8000"}, 200),
+    ({"Host": "[::1]:8000"}, 200),
+    ({"Host": "cache-proxy.infra.svc.cluster.local"}, 200),
+    ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 200),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), PAGES)
+async def test_what_a_web_page_may_send_changes_nothing(
+    tmp_path: Path, headers: dict[str, str], status: int
+) -> None:
+    async with proxied(tmp_path, 1) as (proxy, _):
+        now_s, port = proxy.server.state.clock.now_s(), int(proxy.server.url.rpartition(":")[2])
+        (member,) = proxy.router.fleet.members()
+        name, cache = member.instance.name, member.state.cache
+        proxy.router.sessions.assign("s", cache, now_s)
+        lines = {"Host": "127.0.0.1"} | headers
+
+        async def asked(method: str, path: str) -> int:
+            head = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
+            raw = f"{method} {path} HTTP/1.1\r\n{head}Content-Length: 0\r\n\r\n".encode()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(raw)
+            got = int((await reader.readline()).split()[1])
+            writer.close()
+            return got
+
+        assert await asked("POST", "/sessions/s/end") == status
+        assert (proxy.router.sessions.stay("s") is None) == (status == 200)
+        is_of_host = status == 403 and "Host" in headers
+        assert await asked("GET", "/instances") == (403 if is_of_host else 200)
+        removed = await asked("DELETE", f"/instances/{name}")
+        assert removed == (403 if status == 403 else 200), "a browser asks before a DELETE"
+        assert (proxy.router.fleet.get(name) is None) == (removed == 200)
+
+
+async def test_with_a_token_any_name_will_do(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 1, admin_token=TOKEN) as (proxy, _):
+        for headers, status in ((GOOD, 200), ({}, 401)):
+            named = headers | {"Host": "gpu-proxy.corp.example"}
+            assert (await call(proxy, "GET", "/instances", headers=named))[0] == status
