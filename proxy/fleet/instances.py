@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from proxy.config.values import InstanceSpec
 from proxy.core.admission.engine_reports import EngineKv, EngineStats
-from proxy.core.fleet.health import Change, State
+from proxy.core.fleet.health import MUTE_S, Change, State
 from proxy.core.routing.router import Router
 from proxy.core.types import THRESHOLD_FIELDS, FailureKind, Instance
 from proxy.net.timeouts import Clock
@@ -41,6 +41,7 @@ _RESTS = {
     State.PAUSED: "is paused, as its engine says: it gets no request",
 }
 _PANIC = "more than half of the instances are out: ejected ones are used too"
+_HANGS = "answers no probe, and has said nothing for %g s"
 _FINE = "enough instances are up again"
 _log = logging.getLogger(__name__)
 
@@ -280,6 +281,11 @@ class Instances:
             is_heard=upstream is not None and upstream.is_heard_within(took_s),
         )
         self.act(name, change, str(failure))
+        member = self.router.fleet.get(name)
+        if upstream is None or member is None or not member.health.is_out_for_certain:
+            return
+        if ended := upstream.end_mute_answers(MUTE_S, f"{name} {_HANGS % MUTE_S}"):
+            _log.warning("instance %s: %d answers ended: it %s", name, ended, _HANGS % MUTE_S)
 
     def probe_answered(self, name: str) -> None:
         """A health check was answered."""

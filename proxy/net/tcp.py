@@ -65,9 +65,13 @@ def has_news(sock: socket.socket | None) -> bool:
     return bool(look.poll(0))
 
 
+TELLS_LAST_DATA = hasattr(socket, "TCP_INFO")
+"""Whether the system tells when bytes have come last (`is_heard_within`)."""
+
+
 def is_heard_within(sock: socket.socket | None, seconds: float) -> bool:
     """Whether bytes have come in these last seconds; False where the system does not tell."""
-    if sock is None or not hasattr(socket, "TCP_INFO"):
+    if sock is None or not TELLS_LAST_DATA:
         return False
     try:
         told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_AT + 4)

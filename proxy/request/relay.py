@@ -542,7 +542,7 @@ class Relay:
             # Nothing is wrong with the engine: the event is more than is kept for one.
             raise StreamCutError(f"upstream: {failure.detail}", EVENT_TOO_LONG)
         if failure is not None:
-            is_lost = failure.kind is FailureKind.RESET
+            is_lost = failure.kind in (FailureKind.RESET, FailureKind.WENT_DOWN)
             code = "engine_lost" if is_lost else "bad_upstream"
             raise StreamCutError(f"upstream: {failure.detail}", code, failure=failure)
         what = "upstream: the stream ended without its end marker"

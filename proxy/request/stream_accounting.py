@@ -15,7 +15,7 @@ from proxy.net.server.responses import error_event
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.net.upstream.response_check import in_band_error
-from proxy.protocol.endpoints import ENDED_BY_NAME, Dialect
+from proxy.protocol.endpoints import ENDED_BY_NAME, OFFLOADABLE, Dialect
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.streams.legs import EditingScanner, FirstLeg
 from proxy.protocol.streams.sse import Scanner
@@ -271,9 +271,21 @@ class Streaming:
             outcome = Outcome.UPSTREAM_TIMEOUT
             self._record.limit, self._record.limit_s = "idle", error.limit_s
         self.cut(outcome, error.detail, error.code)
-        self._telemetry.failed(self._record, error.code, error.detail)
+        self._telemetry.failed(self._record, error.code, error.detail + self._unsaved())
         if error.failure is not None:
             self._blame(self._instance, error.failure)
+
+    def _unsaved(self) -> str:
+        """What `--migration-limit` would have done for a stream that was lost, for the log."""
+        record, now_s = self._record, self._clock.now_s()
+        rows = record.migrations
+        if rows and rows[-1].ended == Unmoved.LIMIT:
+            is_saved = self._flow.has_beside(now_s)
+            return "; a larger --migration-limit would have had it go on elsewhere" * is_saved
+        is_off = self._moves is None and record.stream and record.endpoint in OFFLOADABLE
+        if is_off and record.t_first_token is not None and self._flow.has_beside(now_s):
+            return "; with --migration-limit 1 it could have gone on elsewhere"
+        return ""
 
     def _note_engine_error(self) -> None:
         """A stream that ended well for HTTP may have ended with an error of the engine."""

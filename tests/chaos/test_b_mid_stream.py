@@ -515,3 +515,77 @@ async def test_f174_a_stop_string_begins_before_a_move(rig: Floor) -> None:
         assert (got.text, got.is_clean, got.is_done) == ("Hello you\nU", True, True)
         assert b'"finish_reason":"stop"' in got.body
         assert posts == 2
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+async def test_f175_an_engine_hangs_in_mid_stream(
+    rig: Floor, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Its streams end, or go on elsewhere, once it is out for certain; the words say why."""
+    monkeypatch.setattr("proxy.fleet.instances.MUTE_S", 0.5)
+
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(first_asked) == 1:
+            writer.write(STREAM_HEAD + chunk(first("half", [1], prompt_token_ids=[7, 8])))
+            (engines[0] if engines[0].bodies else engines[1]).gets["/health"] = never
+            await reader.read()
+        else:
+            choice = {"index": 0, "text": " and half", "finish_reason": "stop", "token_ids": [5]}
+            told = b"data: %b\n\n" % orjson.dumps({"id": "cmpl-1", "choices": [choice]})
+            await says(STREAM_HEAD + chunk(told) + chunk(DONE_EVENT) + LAST)(reader, writer)
+
+    async def in_turn(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first_asked.append(1)
+        await half(reader, writer)
+
+    first_asked: list[int] = []
+    engines = [Scripted(in_turn), Scripted(in_turn)]
+    options: dict[str, Any] = {"health_timeout": 0.2, "migration_limit": limit}
+    async with rig(engines, **options) as r:
+        got = await r.ask()
+        (record,) = await r.records(1)
+        said = [line for line in r.log.lines if "answers no probe, and has said nothing" in line]
+        assert any("1 answers ended" in line for line in said)
+        if limit:
+            assert (got.text, got.is_clean, got.is_done) == ("half and half", True, True)
+            assert [row["ended"] for row in record["migrations"]] == ["moved"]
+        else:
+            assert is_cut(got)
+            assert "answers no probe, and has said nothing for 0.5 s" in got.errors[0]["message"]
+            assert record["outcome"] == "upstream_truncated"
+            assert any("with --migration-limit 1 it could have gone on" in line for line in said)
+
+
+async def test_f175_one_that_goes_on_speaking_keeps_its_streams(
+    rig: Floor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its probes fail, and it is ejected; but its streams flow, so they are not ended."""
+    monkeypatch.setattr("proxy.fleet.instances.MUTE_S", 2.0)
+    may_end = asyncio.Event()
+
+    async def speaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        engine.gets["/health"] = plain(b"", "500 Internal Server Error")
+        while not may_end.is_set():
+            writer.write(chunk(event("x")))
+            await asyncio.sleep(0.05)
+        writer.write(chunk(DONE_EVENT) + LAST)
+
+    engine = Scripted(speaks)
+    async with rig([engine, GOOD], health_timeout=0.2) as r:
+        asked = asyncio.create_task(r.ask())
+        await until(lambda: engine.busy or r.posts, "it streams")
+        if not engine.busy:  # the other one was asked
+            await asked
+            return
+        member = r.router.fleet.get("i0")
+        assert member is not None
+        await until(lambda: member.health.is_out_for_certain, "out for certain")
+        await asyncio.sleep(2.5)
+        assert member.health.is_out_for_certain
+        may_end.set()
+        got = await asked
+        assert (got.is_clean, got.is_done) == (True, True)

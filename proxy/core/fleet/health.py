@@ -24,6 +24,10 @@ request itself may cause it wherever it runs; it is a failure once another insta
 request. `DOUBTS` in a row that nobody has judged make a trial due, which decides: clients' requests
 alone cannot eject an instance that works. Hysteresis: of three changes in a row the last is
 `CALM_S` after the first, so that a flapping probe moves nothing; only `is_gone` is set at once.
+
+Answers that have begun go on where an instance is ejected, as it may only be slow. Once it is out
+and `CERTAIN` probes in a row have failed they are ended, unless a piece of one has come within
+`MUTE_S`.
 """
 
 from __future__ import annotations
@@ -36,6 +40,10 @@ from enum import StrEnum
 from proxy.core.types import FailureKind
 
 FALL = 2
+CERTAIN = 4
+"""Probes in a row that have failed where an instance that is ejected will not be back soon."""
+MUTE_S = 5.0
+"""If it has said nothing for so long either, its answers that have begun are over."""
 RISE = 2
 CONNECTS = 3
 FAULTS = 5
@@ -160,6 +168,11 @@ class Health:
     def is_open(self) -> bool:
         """Whether the breaker is open: requests failed here, and none has worked since."""
         return self._open_until_s is not None
+
+    @property
+    def is_out_for_certain(self) -> bool:
+        """Whether it is ejected, and its probes fail on and on: it hangs, or cannot be reached."""
+        return not self.is_up and self._failed >= CERTAIN
 
     @property
     def is_doubted(self) -> bool:

@@ -574,6 +574,10 @@ class RequestFlow:
             return False
         return self._router.has_other(self.route, self._facts, now_s)
 
+    def has_beside(self, now_s: float) -> bool:
+        """Whether another instance would take the request's stream now."""
+        return self._router.has_other(self.route, self._facts, now_s)
+
     def silence_limit_s(self, now_s: float) -> float:
         """How long an answer that has begun may be silent."""
         return self._router.silence_limit_s(self.route, now_s, self._caps.idle_s)

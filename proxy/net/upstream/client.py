@@ -145,6 +145,13 @@ class Upstream:
         lines = (headers or self._connect_options.auth) + more
         return await get_from(self._pool, path, timeout_s, lines, limit, _MEANS)
 
+    def end_mute_answers(self, seconds: float, detail: str) -> int:
+        """End the answers that have begun, if none of them has gone on in these last seconds.
+
+        Returns how many those are; none where the system does not tell.
+        """
+        return self._pool.end_mute_answers(seconds, detail)
+
     async def token_ids(self, model: str, text: str, timeout_s: float) -> bytes:
         """The ids that the engine cuts a text into, 4 bytes each; raises UpstreamFailure.
 

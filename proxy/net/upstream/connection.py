@@ -306,6 +306,14 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             return False
         return tcp.is_heard_within(self._transport.get_extra_info("socket"), seconds)
 
+    def give_up(self, failure: UpstreamFailure) -> bool:
+        """End its answer, if that has begun: its instance will not go on with it."""
+        reply = self._reply
+        if reply is None or not reply.has_begun or self.is_closed:
+            return False
+        self._broke(failure)
+        return True
+
     def hang_up(self, reply: UpstreamResponse) -> bool:
         """Close the sending side; False if the connection could not be read after that."""
         if self._reply is not reply or self.is_closed or not self._transport.can_write_eof():

@@ -13,6 +13,7 @@ import ssl
 from urllib.parse import urlsplit
 
 from proxy.core.types import FailureKind
+from proxy.net import tcp
 from proxy.net.addresses import Resolver, literal
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.connection import UpstreamConnection
@@ -80,6 +81,13 @@ class Pool:
     def is_heard_within(self, seconds: float) -> bool:
         """Whether an answer that has begun, and is not over, has gone on in these last seconds."""
         return any(connection.is_heard_within(seconds) for connection in self._open)
+
+    def end_mute_answers(self, seconds: float, detail: str) -> int:
+        """See `Upstream.end_mute_answers`."""
+        if not tcp.TELLS_LAST_DATA or self.is_heard_within(seconds):
+            return 0
+        failure = UpstreamFailure(FailureKind.WENT_DOWN, detail)
+        return sum(connection.give_up(failure) for connection in list(self._open))
 
     def idle(self) -> UpstreamConnection | None:
         """A kept connection, which may turn out to be stale; None if there is none."""
