@@ -27,6 +27,7 @@ from proxy.protocol.body import (
     steering_keys,
 )
 from proxy.protocol.names.session_names import NO_NAMES, InBody, session_in
+from proxy.protocol.names.stored_responses import NAMED
 from proxy.protocol.prompt.facts import (
     MOST_VALUES,
     PromptFacts,
@@ -48,7 +49,7 @@ READ = frozenset(
         "priority",
         "store",
         "previous_response_id",
-        "request_id",
+        NAMED,
         "session_id",
     }
 )
@@ -206,13 +207,18 @@ def _put(parsed: dict[str, Any], salt: str | None) -> dict[str, bytes]:
 
 
 def _plain(parsed: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `READ` that hold no array or object."""
+    """The fields of `READ` that hold no array or object; of `NAMED` it is told that it is there.
+
+    What has to be removed is removed whatever it holds: before it there may be a text by that name.
+    """
     fields: dict[str, Any] = {}
     for key in READ.intersection(parsed):
         value = parsed[key]
         kind = type(value)
         if kind is not dict and kind is not list:
             fields[key] = encodable(value[:_KEPT_CHARS]) if kind is str else value
+        elif key == NAMED:
+            fields[key] = ""
     return fields
 
 

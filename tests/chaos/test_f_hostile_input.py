@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -516,3 +517,30 @@ async def test_f172_one_tenant_fills_the_table_of_sessions(rig: Floor, *, is_ser
         records = (await r.records(120))[-10:]
         turns = [(record["session_id"], record["turn"]) for record in records]
         assert turns == [(f"a/s{n}", 1) for n in range(10)]
+
+
+LAST_NAMES = ['["a"]', "{}", '{"a":["b"]}', "[]", "null", "7", '"y"', "true"]
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_f176_a_response_is_named_twice(rig: Floor, *, large: bool) -> None:
+    """Whatever the last one holds, and however the names are spelled: none reaches an engine."""
+    engine = Scripted(GOOD)
+    async with rig([engine], **SHARED, **SLOW_PROBES) as r:
+        rest = b'"model":"sim-8b","input":"%b"' % (b"x" * ((2 << 20) if large else 1))
+        for last in LAST_NAMES[: 2 if large else None]:
+            for first, second in (
+                (b"request_id", b"request_id"),
+                (b"\\u0072equest_id", b"request_i\\u0064"),
+            ):
+                names = (b'"%b":"resp_x"' % first, b'"%b":%b' % (second, last.encode()))
+                for body in (
+                    b",".join((names[0], rest, names[1])),
+                    b",".join((names[1], rest, names[0])),
+                ):
+                    raw = request(b"{%b}" % body, TENANTS["a"], "/v1/responses")
+                    assert (await r.raw(raw)).status == 200
+        assert len(engine.bodies) == (2 if large else len(LAST_NAMES)) * 4
+        for sent in engine.bodies:
+            pairs = json.loads(sent, object_pairs_hook=list)
+            assert [name for name, _ in pairs] == ["model", "input"]
