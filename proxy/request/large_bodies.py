@@ -19,7 +19,7 @@ from pathlib import Path
 
 from proxy.net.timeouts import Limit
 from proxy.protocol.body import Unfit
-from proxy.protocol.errors import DEFECTS, BadRequestError, NoRoomError, ProxyError, StoppingError
+from proxy.protocol.errors import DEFECTS, NoRoomError, ProxyError, StoppingError
 from proxy.protocol.examined import LENGTHS, Examined, Task, packed_task, unpacked
 from proxy.request.content_coding import Unpacking
 from proxy.state.detached import DetachedTasks
@@ -175,8 +175,10 @@ class LargeBodies:
                     return await self._worker.ask(task)
             except TimeoutError as error:
                 await self.close()
-                late = f"body: not examined in {EXAMINE_S:g} s"
-                raise BadRequestError(late) from error
+                # Not the body's fault, which takes half a second of CPU time whatever is in it.
+                late = f"the body could not be examined in {EXAMINE_S:g} s"
+                _log.warning("%s: the process for large bodies is replaced", late)
+                raise NoRoomError(late) from error
             except (OSError, EOFError, RuntimeError, MemoryError) as error:
                 # RuntimeError: no thread can be started.
                 _log.warning("the process that examines large bodies has ended: %s", error)

@@ -207,6 +207,23 @@ async def test_a_dead_process_is_replaced_unseen(tmp_path: Path) -> None:
         assert workers(proxy) != [first]
 
 
+async def test_a_stopped_process_is_not_the_bodys_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client may send it again; the process is replaced."""
+    async with proxied(tmp_path, 1) as (proxy, _):
+        await proxy.post(large("a"))
+        (first,) = workers(proxy)
+        os.kill(first, signal.SIGSTOP)
+        monkeypatch.setattr("proxy.request.large_bodies.EXAMINE_S", 0.3)
+        refused = await proxy.post(large("b"))
+        assert refused.status == 503
+        assert int(refused.headers["Retry-After"]) >= 1
+        monkeypatch.undo()
+        assert (await proxy.post(large("b"))).status == 200
+        assert workers(proxy) != [first]
+
+
 async def test_where_no_process_can_be_had_only_large_bodies_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
