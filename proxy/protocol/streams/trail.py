@@ -237,7 +237,7 @@ class Trail:
             return Unmoved.FINISHED
         found = self._resumption()
         if found is not None and self._stop_chars:
-            found.said = self.said[: len(self.said) - len(found.overlap)]
+            found.said = self.said[: max(0, len(self.said) - len(found.overlap))]
         begins = found is not None and not found.tokens and self.plan.is_chat
         if begins and self._memory.has_reasoned:
             return Unmoved.REASONING

@@ -52,7 +52,15 @@ from proxy.core.routing.request_flow import (
 )
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import FailureKind, Fallback, Instance, Reason, RequestFacts, RouterConfig
+from proxy.core.types import (
+    FailureKind,
+    Fallback,
+    Instance,
+    Reason,
+    RequestFacts,
+    RouterConfig,
+    Unmoved,
+)
 
 CAPS = LegCaps(ttft_s=120.0, prefill_s=120.0, transfer_s=30.0, idle_s=300.0, answer_s=600.0)
 LOST = LegFailure(FailureKind.RESET, "lost")
@@ -779,11 +787,15 @@ _EVENTS: dict[State, list[Callable[[RequestFlow, float], object]]] = {
         lambda f, t: f.move_failed(LOST, 5, 100.0, t),
         lambda f, t: f.move_failed(LegFailure(FailureKind.BUSY), 5, 100.0, t),
         lambda f, t: f.move_failed(LOST, 5, 0.0, t),
+        lambda f, t: f.move_failed(LegFailure(FailureKind.TIMEOUT), 5, 100.0, t),
+        lambda f, t: f.move_again(9, t),
+        lambda f, t: f.move_again(9, t, LOST, is_lost=True),
+        lambda f, t: f.move_needless(Unmoved.FINISHED, 9, t),
     ],
 }
 
 
-@given(st.sampled_from([None, "p"]), st.lists(st.integers(0, 3), max_size=20))
+@given(st.sampled_from([None, "p"]), st.lists(st.integers(0, 7), max_size=20))
 def test_on_every_path_all_is_given_back(prefill: str | None, choices: list[int]) -> None:
     """Whatever is reported, and wherever it ends: no lease and no repetition is left."""
     it = Driver("d", "p", "q", prefill=prefill, moves=3)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.core.routing.actions import LegFailure
-from proxy.core.routing.request_flow import State
-from proxy.core.types import FailureKind
+from proxy.core.routing.actions import LegFailure, SendDecode
+from proxy.core.routing.request_flow import MOVE_STOP_S, State
+from proxy.core.types import FailureKind, Unmoved
 from tests.proxy.core.routing.test_request_flow import LOST, PROMPT_TOKENS, Driver
 
 REST_S = 1000.0
@@ -115,3 +115,64 @@ def test_one_without_a_token_is_not_asked_to_leave() -> None:
     it.flow.begin(0.0)
     it.flow.decode_answered(1.0)
     assert it.told(it.flow.move_asked(0, REST_S, 2.0)) == ["not moved: no_ids"]
+
+
+def leaving(moves: int = 1, tokens: int = PROMPT_TOKENS) -> tuple[Driver, SendDecode]:
+    """A stream that was asked to leave its instance, and what was sent to the next one."""
+    it = streaming("a", "b", "c", moves=moves)
+    it.facts.prompt_tokens = tokens
+    (send,) = it.flow.move_asked(50, REST_S, 2.0)
+    assert isinstance(send, SendDecode)
+    return it, send
+
+
+def test_a_short_prompt_lets_the_stream_stand_still_for_a_second() -> None:
+    it, send = leaving(moves=2, tokens=1000)
+    assert (send.warms, send.limit.seconds, send.limit.cap_s) == (False, MOVE_STOP_S, MOVE_STOP_S)
+    told = it.told(it.flow.move_failed(LegFailure(FailureKind.TIMEOUT), 50, REST_S, 3.0))
+    assert told == ["not moved: time"], "nobody is blamed, and no other one asked"
+    assert (it.flow.state, it.flow.route.decode.name) == (State.STREAMING, "a")
+    assert it.router.ledger.load("b").is_idle
+    it.flow.end(4.0)
+    assert it.has_nothing_left()
+
+
+def test_a_long_prompt_is_computed_while_the_stream_runs_on() -> None:
+    it, send = leaving()
+    assert send.warms
+    assert send.limit.cap_s > MOVE_STOP_S
+    on_a, on_b = it.router.ledger.load("a"), it.router.ledger.load("b")
+    assert on_a.decode_tokens == on_b.prefill_tokens == PROMPT_TOKENS + 50
+    it.flow.route.lease.grow(16)
+    assert it.router.ledger.load("a").decode_tokens == PROMPT_TOKENS + 66
+    (again,) = it.flow.move_again(70, 9.0)
+    assert isinstance(again, SendDecode)
+    assert (again.instance.name, again.warms, again.limit.seconds) == ("b", False, MOVE_STOP_S)
+    assert it.router.ledger.load("a").is_idle
+    assert it.flow.moves == 1, "the same instance counts once"
+    it.flow.decode_answered(9.5)
+    it.flow.first_token(9.5)
+    assert it.router.ledger.load("b").decode_tokens == PROMPT_TOKENS + 70
+    it.flow.end(10.0)
+    assert it.has_nothing_left()
+
+
+def test_one_that_ends_while_another_computes_is_charged_where_it_was() -> None:
+    it, _ = leaving()
+    assert it.told(it.flow.move_needless(Unmoved.FINISHED, 80, 3.0)) == ["not moved: finished"]
+    assert it.router.ledger.load("a").decode_tokens == PROMPT_TOKENS + 80
+    assert it.router.ledger.load("b").is_idle
+    it.flow.end(4.0)
+    assert it.has_nothing_left()
+
+
+def test_one_whose_instance_is_lost_while_another_computes_goes_on_there() -> None:
+    it, _ = leaving()
+    told = it.told(it.flow.move_again(80, 3.0, LOST, is_lost=True))
+    assert told == ["a failed", "decode on b again"]
+    assert it.router.ledger.load("a").is_idle
+    told = it.told(it.flow.move_failed(LOST, 80, REST_S, 4.0))
+    assert told == ["b failed", "not moved: limit"]
+    assert it.flow.state is State.FAILED
+    it.flow.end(5.0)
+    assert it.has_nothing_left()
