@@ -1,7 +1,7 @@
 """Which instance a session lives on, and which one holds a response that it stored.
 
 Both tables are bounded by time and count; when one is full the least recently used entry of the
-tenant that holds most goes (`ByTenant`).
+tenant that holds most goes (`ByTenant`), and before it a session that no engine has ever served.
 
 A session's home is the cache that has its KV. Of one that is lost (its process is gone) nothing is
 swept: the session has no home any more, and its entry leaves as others do, or is used again.
@@ -245,6 +245,8 @@ class Sessions:
         self._max = max_sessions
         self._homes: OrderedDict[str, Stay] = OrderedDict()
         self._by_tenant: ByTenant[str] = ByTenant()
+        self._unserved: OrderedDict[str, None] = OrderedDict()
+        """Those of which nothing was ever computed, and for which nothing runs."""
         self._none_expires_until_s = -math.inf
         self._live: dict[EngineCache, LiveKv] = {}
         self.curve = ReturnCurve()
@@ -325,9 +327,17 @@ class Sessions:
         stay.tokens = tokens
         self.live(cache).running += stay.own_tokens
         self._by_tenant.use(session_id, tenant)
+        if self._unserved:
+            self._unserved.pop(session_id, None)
         if len(self._homes) > self._max:
-            self._drop(self._by_tenant.next_to_go(self._homes), now_s)
+            self._drop(self._next_to_go(), now_s)
         return stay
+
+    def _next_to_go(self) -> str:
+        """The session to forget where the table is full."""
+        if self._unserved:
+            return next(iter(self._unserved))
+        return self._by_tenant.next_to_go(self._homes)
 
     def _next_turn(self, stay: Stay, cache: EngineCache, now_s: float, shared_tokens: int) -> None:
         if stay.cache.is_lost:
@@ -359,8 +369,8 @@ class Sessions:
     def ended(self, stay: Stay, tokens: int | None, now_s: float) -> None:
         """A request of the session is over; `tokens`: its prompt and output, None if it failed.
 
-        A session of which nothing was ever computed is forgotten with its last request: it has no
-        KV anywhere, and those that are refused would take others' places.
+        A session of which nothing was ever computed takes nobody's place from then on: it has no KV
+        anywhere, and is the first to go where the table is full.
         """
         if stay.is_dropped:
             return
@@ -373,9 +383,8 @@ class Sessions:
             stay.is_unserved, stay.was_served = False, True
         stay.tokens = stay.kept_tokens
         if stay.key and not (stay.was_served or stay.running):
-            self._take_off_table(stay)
-            stay.is_dropped = True
-        elif live is None:
+            self._unserved[stay.key] = None
+        if live is None:
             stay.idle_since_s = now_s
         elif stay.running:
             live.running += stay.own_tokens
@@ -466,6 +475,7 @@ class Sessions:
 
     def _take_off_table(self, stay: Stay) -> None:
         del self._homes[stay.key]
+        self._unserved.pop(stay.key, None)
         self._by_tenant.remove(stay.key)
         stay.cache.sessions -= 1
 

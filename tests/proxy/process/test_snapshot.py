@@ -112,7 +112,6 @@ async def test_a_title_takes_no_turn_of_a_session_that_was_taken_over() -> None:
     old, new = serving("a"), serving("a")
     route = old.admit(asks(0, 20), 0.0)
     assert isinstance(route, Route)
-    old.first_token(route, asks(0, 20), 0.5)
     old.finish(route, 1.0)
     snapshot.take(new, FleetControl(), await snapshot.leave(old, FleetControl()), 2.0)
     turns = []

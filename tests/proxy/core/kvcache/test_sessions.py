@@ -197,34 +197,42 @@ def test_a_tenant_that_fills_the_table_loses_its_own() -> None:
     assert len(sessions) == 0
 
 
-def test_a_session_of_which_nothing_was_served_is_none() -> None:
-    """Those that an engine refuses take no place, also where they end in another order."""
-    sessions, at = Sessions(100.0, 2), Caches()
-    known = sessions.assign("known", at["a"], 0.0, 50)
-    assert known is not None
-    sessions.ended(known, 60, 0.0)
-    for n in range(9):
-        stay = sessions.assign(f"refused-{n}", at["a"], 1.0, 1000)
+def test_a_session_of_which_nothing_was_served_goes_first() -> None:
+    """Those that an engine refuses take no place of one that it has served."""
+    sessions, at = Sessions(100.0, 3), Caches()
+
+    def asked(name: str, now_s: float, kept: int | None) -> None:
+        stay = sessions.assign(name, at["a"], now_s, 50)
         assert stay is not None
-        assert sessions.home(f"refused-{n}", 1.0) == "a", "others of its name follow it meanwhile"
-        sessions.ended(stay, None, 1.0)
-        assert stay.is_dropped
-    assert (len(sessions), at["a"].sessions) == (1, 1)
-    assert (sessions.live(at["a"]).running, sessions.live(at["a"]).idle_tokens) == (0, 60)
-    first, second = (sessions.assign("new", at["b"], 2.0, 7) for _ in range(2))
-    assert first is not None
-    assert first is second
-    sessions.ended(first, None, 3.0)
-    assert sessions.home("new", 3.0) == "b", "one of its requests runs"
-    sessions.ended(first, 8, 4.0)
-    again = sessions.assign("new", at["b"], 5.0, 9)
-    assert again is first
-    sessions.ended(first, None, 6.0)
-    assert sessions.home("new", 6.0) == "b", "what was served once stays"
-    moved = sessions.assign("known", at["b"], 7.0, 70)
-    assert moved is known
-    sessions.ended(known, None, 8.0)
-    assert sessions.home("known", 8.0) == "b"
+        sessions.ended(stay, kept, now_s)
+
+    asked("known", 0.0, 60)
+    asked("other", 0.0, 60)
+    for n in range(9):
+        asked(f"refused-{n}", 1.0, None)
+        assert sessions.home(f"refused-{n}", 1.0) == "a", "it may be asked again where it was"
+    assert len(sessions) == at["a"].sessions == 3
+    assert sessions.live(at["a"]).idle_tokens == 120
+    asked("refused-8", 2.0, 70)
+    asked("new", 3.0, None)
+    homes = [sessions.home(name, 3.0) for name in ("known", "other", "refused-8", "new")]
+    assert homes == [None, "a", "a", "a"], "what was served since is one as any other"
+    asked("other", 4.0, None)
+    asked("newest", 5.0, 10)
+    homes = [sessions.home(name, 5.0) for name in ("other", "refused-8", "new", "newest")]
+    assert homes == ["a", "a", None, "a"], "what was served once is, whatever came later"
+
+
+def test_one_that_is_served_now_is_not_the_first_to_go() -> None:
+    sessions, at = Sessions(100.0, 2), Caches()
+    runs = sessions.assign("runs", at["a"], 0.0)
+    failed = sessions.assign("runs", at["a"], 0.0)
+    assert runs is failed is not None
+    sessions.ended(failed, None, 1.0)
+    sessions.assign("b", at["a"], 2.0)
+    sessions.assign("runs", at["a"], 3.0)
+    sessions.assign("c", at["a"], 4.0)
+    assert [sessions.home(name, 4.0) for name in ("runs", "b", "c")] == ["a", None, "a"]
 
 
 def test_whose_key_goes_is_what_a_plain_count_says() -> None:

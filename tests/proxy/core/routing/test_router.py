@@ -84,10 +84,7 @@ class TestPlacement:
     def test_idle_instances_share_sessions_that_ended_their_turn(self) -> None:
         r = router()
         for i in range(8):
-            f = facts(f"s{i}")
-            route = admitted(r, f)
-            r.first_token(route, f, 0.0)
-            r.finish(route, 0.0)
+            r.finish(admitted(r, facts(f"s{i}")), 0.0)
         assert [r.fleet.states.of(f"i{i}").cache.sessions for i in range(4)] == [2, 2, 2, 2]
 
     def test_without_a_session_the_prefix_decides(self) -> None:
