@@ -286,10 +286,10 @@ class LaterLeg:
             if choice is None:
                 return None if self.lost else b""
             told["choices"] = [choice]
-        written = self._written(told)
+        written = self._as_event(told)
         return written + self._end(told) if written and self._joint.stop else written
 
-    def _written(self, told: dict[str, Any]) -> bytes | None:
+    def _as_event(self, told: dict[str, Any]) -> bytes | None:
         """An event of this object; None for one that is nested deeper than can be written."""
         try:
             return b"data: %b\n\n" % orjson.dumps(told)
