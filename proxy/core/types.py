@@ -165,6 +165,11 @@ class FailureKind(StrEnum):
     """A 400 that says that the context is too short, while an instance with a longer one is up."""
     NO_ROOM = "no_room"
     """The proxy has no socket left; the instance is not at fault."""
+    HOLLOW = "hollow"
+    """An answer that serves nobody: a refusal, a success with nothing in it, an end by `abort` or
+    `error`."""
+    KEY_REFUSED = "key_refused"
+    """A 401 or 403 although the proxy sends its own key, `--instance-api-key`."""
 
 
 class RejectReason(StrEnum):

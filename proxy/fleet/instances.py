@@ -289,15 +289,30 @@ class Instances:
 
     def probe_answered(self, name: str) -> None:
         """A health check was answered."""
+        self.note_hollow(name)
         self.act(name, self.router.events.probe_answered(name, self.clock.now_s()), "")
 
-    def trial_ended(self, name: str, failure: UpstreamFailure | None) -> None:
-        """A trial ended: the proxy's own request to an instance that is not trusted."""
+    def trial_ended(
+        self, name: str, failure: UpstreamFailure | None, *, is_blind: bool = False
+    ) -> None:
+        """A trial ended: the proxy's own request to an instance that is not trusted.
+
+        `is_blind`: with an answer that tells nothing.
+        """
         error = str(failure) if failure is not None else None
         kind = failure.kind if failure is not None else FailureKind.SERVER_ERROR
         _log.info("instance %s: trial %s", name, error or "answered")
-        change = self.router.events.trial_ended(name, error, self.clock.now_s(), kind)
+        ended = self.router.events.trial_ended
+        change = ended(name, error, self.clock.now_s(), kind, is_blind=is_blind)
         self.act(name, change, f"trial {error}" if change is Change.OPENED else "")
+
+    def note_hollow(self, name: str) -> None:
+        """Warn while answers of an instance serve nobody by its own fault, as far as is known."""
+        member = self.router.fleet.get(name)
+        if member is not None:
+            hollow = member.health.hollow
+            is_so = hollow.doubts > 0 or hollow.weight(self.clock.now_s()) > 0
+            self.warn(name, "answers", f"its answers serve nobody: {hollow.why}" if is_so else None)
 
     def observe_start(self, name: str, start_s: float | None) -> None:
         """Note the start time that an instance's process reports, unix seconds."""
@@ -331,6 +346,7 @@ class Instances:
         if change is None:
             if error:
                 self._note_suspect(name, error)
+                self.note_hollow(name)
             if name in self.router.fleet.doubted():
                 self.trial_wanted.set()
             return

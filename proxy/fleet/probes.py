@@ -14,20 +14,24 @@ import orjson
 import xxhash
 
 from proxy.config.in_force import OptionsInForce
-from proxy.core.fleet.health import FAULT_KINDS, State
+from proxy.core.fleet.health import FAULT_KINDS, HOLLOW_KINDS, State
 from proxy.core.types import FailureKind
 from proxy.fleet.engine_metrics import parse
 from proxy.fleet.instances import Instances
 from proxy.net.peer_documents import parsed
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import LIST_BYTES, Upstream, context_lengths, flag_in, model_cards
-from proxy.net.upstream.response_check import look_at
+from proxy.net.upstream.response_check import KEY_STATUSES, hollow, look_at
+from proxy.protocol.endpoints import endpoint_of
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
+from proxy.protocol.offloadable import COMPLETIONS
 from proxy.telemetry.log import Throttle
 
 TICKS = 4
 """Checks per health interval for a due probe: an instance whose state begins to change is probed
 again at the next check."""
+TRIAL_TICK_S = 0.5
+"""Checks for a due trial, at most so far apart: rare probes must not keep an instance out."""
 TRIAL_S = 5.0
 TRIAL_BYTES = 65536
 ENGINE_ID_EVERY = 3
@@ -49,6 +53,8 @@ _REST_PATHS = (
     (State.PAUSED, "/is_paused", "is_paused"),
 )
 """Routes of an engine that tell whether it can serve now, and the member of their answer."""
+_REFUSALS = frozenset({FailureKind.REDIRECT, FailureKind.NO_MODEL})
+"""Failures of a trial that say something of the instance only if its peers do not fail so."""
 _JSON = b"Content-Type: application/json\r\n"
 _log = logging.getLogger(__name__)
 Job = Callable[[Upstream], Coroutine[Any, Any, None]]
@@ -72,12 +78,12 @@ class Probes:
         settings = self._options.settings
         tick_s = settings.health_interval / TICKS
         async with asyncio.TaskGroup() as group:
-            instances = self._instances
-            for name, job, is_due, wanted in (
-                ("health", self.probe, self._is_probe_due, instances.probe_wanted),
-                ("trials", self.trial, self._is_trial_due, instances.trial_wanted),
+            instances, trial_s = self._instances, min(tick_s, TRIAL_TICK_S)
+            for name, every_s, job, is_due, wanted in (
+                ("health", tick_s, self.probe, self._is_probe_due, instances.probe_wanted),
+                ("trials", trial_s, self.trial, self._is_trial_due, instances.trial_wanted),
             ):
-                group.create_task(self._every(tick_s, job, is_due, wanted), name=name)
+                group.create_task(self._every(every_s, job, is_due, wanted), name=name)
             group.create_task(self._every(settings.scrape_interval, self.scrape), name="scrape")
 
     async def _every(
@@ -184,9 +190,12 @@ class Probes:
         try:
             body = await upstream.get("/v1/models", timeout_s, limit=LIST_BYTES)
         except UpstreamFailure as failure:
-            if member.models is None:
+            if failure.status in KEY_STATUSES and self._instances.connect_options.auth:
+                self._key_refused(upstream, f"status {failure.status} to the proxy's own key")
+            elif member.models is None:
                 self._instances.warn(name, "models", f"its models are not known: {failure.detail}")
             return
+        upstream.refuses_key = False
         if (cards := model_cards(body)) is None:
             told = f"what it answers at /v1/models is no list of models of up to {LIST_BYTES} bytes"
             self._instances.warn(name, "models", told)
@@ -197,6 +206,20 @@ class Probes:
         self._instances.router.observe_models(name, models, bases, context_lengths(cards))
         self._instances.warn(name, "models", None)
         self._instances.note_models(name, models, self._options.settings.model)
+
+    def _key_refused(self, upstream: Upstream, why: str) -> None:
+        """It refuses the proxy's own key at /v1/models: a trial has to say what that means.
+
+        Only once, as it may serve all the same; it is asked again at each probe.
+        """
+        name, member = upstream.instance.name, self._fleet.get(upstream.instance.name)
+        self._instances.warn(name, "models", f"its models are not known, or not anew: {why}")
+        if member is not None:
+            member.rereads_models = True
+        if not upstream.refuses_key:
+            upstream.refuses_key = True
+            self._instances.router.events.key_refused(name, why)
+            self._instances.trial_wanted.set()
 
     async def _learn_engine_id(self, upstream: Upstream) -> None:
         """Read the id of the instance's KV engine, if it is due or unknown."""
@@ -312,29 +335,52 @@ class Probes:
 
         So no client has to try it.
 
-        Any answer but a server error passes: an engine with a key of its own refuses the proxy's.
+        What a peer answers as well tells nothing, and passes: its model is for other requests, or
+        an engine with a key of its own refuses the proxy's.
         """
-        name, failure = upstream.instance.name, None
+        name = upstream.instance.name
         member = self._fleet.get(name)
+        models = sorted((member.models if member else None) or {self._options.settings.model or ""})
+        peer = self._peer_of(name, models[0])
         if member is not None:
             member.health.trial_begins(self._clock.now_s())
-        models = sorted((member.models if member else None) or {self._options.settings.model or ""})
-        body = orjson.dumps({"model": models[0], "prompt": "1", "max_tokens": 1})
-        head = _JSON + self._instances.connect_options.auth
+            if peer is None and member.health.is_only_hollow:
+                return  # nobody could tell whose fault it is
+        failure, is_blind = await self._tried(upstream, models[0]), False
+        if failure is not None and failure.kind in HOLLOW_KINDS:
+            theirs = None if peer is None else await self._tried(peer, models[0])
+            is_blind = peer is None or (theirs is not None and theirs.status == failure.status)
+            if theirs is not None and theirs.kind not in HOLLOW_KINDS:
+                detail = f"{failure.detail}, and its peer failed as well: {theirs.detail}"
+                failure = UpstreamFailure(FailureKind.TIMEOUT, detail)  # decides nothing
+        self._instances.trial_ended(name, None if is_blind else failure, is_blind=is_blind)
+
+    def _peer_of(self, name: str, model: str) -> Upstream | None:
+        """Another instance that serves the model, one that nothing is wrong with where possible."""
+        peers = [m for m in self._fleet.believed(model) if m.instance.name != name]
+        peers.sort(key=lambda m: (m.health.is_suspect, not m.health.is_up, -m.health.answers))
+        return self._instances.get(peers[0].instance.name) if peers else None
+
+    async def _tried(self, upstream: Upstream, model: str) -> UpstreamFailure | None:
+        """How a one-token request failed on an instance, or what its answer is; None: it served."""
+        body = orjson.dumps({"model": model, "prompt": "1", "max_tokens": 1})
+        auth = self._instances.connect_options.auth
         try:
             with Limit(TRIAL_S):
-                reply = await upstream.send("POST", "/v1/completions", head, body)
+                reply = await upstream.send("POST", COMPLETIONS, _JSON + auth, body)
                 try:
                     await look_at(reply)
                     await reply.read(TRIAL_BYTES)
+                    return hollow(endpoint_of(COMPLETIONS), reply, has_key=bool(auth))
                 finally:
                     reply.close()
         except TimeoutError:
-            failure = UpstreamFailure(FailureKind.TIMEOUT, f"no token in {TRIAL_S:g} s")
+            return UpstreamFailure(FailureKind.TIMEOUT, f"no token in {TRIAL_S:g} s")
         except UpstreamFailure as error:
+            if error.kind in _REFUSALS:
+                return UpstreamFailure(FailureKind.HOLLOW, error.detail, status=error.status)
             # A copy without traceback: the error's frame refers to the error, a reference cycle.
-            failure = error.again() if error.kind in FAULT_KINDS else None
-        self._instances.trial_ended(name, failure)
+            return error.again() if error.kind in FAULT_KINDS else None
 
     async def scrape(self, upstream: Upstream) -> None:
         """Read GET /metrics; without it the proxy's own counters are used alone."""

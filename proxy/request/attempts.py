@@ -21,6 +21,7 @@ from http import HTTPStatus
 
 from proxy.config.in_force import OptionsInForce
 from proxy.core.connectors.base import Edits
+from proxy.core.fleet.health import HOLLOW_KINDS
 from proxy.core.fleet.retries import busy_s
 from proxy.core.routing.actions import (
     Action,
@@ -49,9 +50,16 @@ from proxy.fleet.instances import Instances
 from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.response import UpstreamResponse
-from proxy.net.upstream.response_check import TOO_LONG_STATUSES, begins_with_error, look_for_length
+from proxy.net.upstream.response_check import (
+    TOO_LONG_STATUSES,
+    hollow,
+    is_refusal,
+    look_for_length,
+)
+from proxy.protocol.endpoints import Endpoint
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import credentials, with_request_id
+from proxy.protocol.streams.movable import Plan
 from proxy.request.client_request import Outgoing
 from proxy.request.kv_release import KvReleases
 from proxy.request.legs import (
@@ -121,12 +129,29 @@ async def _look_for_length(answer: UpstreamResponse) -> None:
 
 
 class Attempts:
-    """Performs the actions of one request's flow."""
+    """Performs the actions of one request's flow. `row`: of its path."""
 
-    __slots__ = ("_edits", "_flow", "_key", "_owners", "_record")
+    __slots__ = (
+        "_edits",
+        "_flow",
+        "_held",
+        "_key",
+        "_may_move",
+        "_owners",
+        "_record",
+        "_row",
+        "hollow",
+    )
 
-    def __init__(self, owners: LegOwners, record: RequestRecord, flow: RequestFlow) -> None:
-        self._owners, self._record, self._flow = owners, record, flow
+    def __init__(
+        self, owners: LegOwners, record: RequestRecord, flow: RequestFlow, row: Endpoint
+    ) -> None:
+        self._owners, self._record, self._flow, self._row = owners, record, flow, row
+        self.hollow: UpstreamFailure | None = None
+        """Why the answer that is passed on serves nobody; None where it does."""
+        self._may_move = False
+        self._held: UpstreamResponse | None = None
+        """A hollow answer, while another instance is asked whose fault it is."""
         self._key = b""
         """Header lines with the key that P was asked with."""
         self._edits: Edits | None = None
@@ -134,32 +159,60 @@ class Attempts:
 
     async def run(self, out: Outgoing) -> UpstreamResponse:
         """An instance's answer whose first event is good; raises the last UpstreamFailure."""
-        flow = self._flow
-        actions = flow.begin(self._owners.clock.now_s())
-        while True:
-            leg = actions[-1]
-            try:
-                if isinstance(leg, SendPrefill):
-                    race = PrefillRace(self, out, leg)
-                    answered = await race.run()
-                    if isinstance(answered, UpstreamResponse):
-                        return answered
-                    actions = answered
-                    continue
-                assert isinstance(leg, SendDecode)
-                answer = await self.decode(out, leg)
-            except UpstreamFailure as failure:
-                actions = await self._after(failure)
-                if isinstance(actions[-1], GiveUp):
-                    raise
-            else:
-                self._answered(answer)
-                return answer
+        actions = self._flow.begin(self._owners.clock.now_s())
+        self._may_move = isinstance(out.found.plan, Plan)
+        try:
+            while True:
+                try:
+                    found = await self._leg(out, actions[-1])
+                except UpstreamFailure as failure:
+                    actions = await self._after(failure)
+                    if not isinstance(actions[-1], GiveUp):
+                        continue
+                    if self._held is None:
+                        raise
+                    found, self._held = self._held, None
+                    self._answered(found, self.hollow_of(found))
+                if isinstance(found, UpstreamResponse):
+                    return found
+                actions = found
+        finally:
+            if self._held is not None:
+                self._held.close()
+
+    async def _leg(self, out: Outgoing, leg: Action) -> list[Action] | UpstreamResponse:
+        """An answer that is to be passed on, or the next actions; raises UpstreamFailure.
+
+        One that serves nobody is held where another instance may tell whose fault that is.
+        """
+        if isinstance(leg, SendPrefill):
+            return await PrefillRace(self, out, leg).run()
+        assert isinstance(leg, SendDecode)
+        answer = await self.decode(out, leg)
+        why = self.hollow_of(answer)
+        if why is None or not self._asks_about(why):
+            self._answered(answer, why)
+            return answer
+        if self._held is not None:
+            self._held.close()
+        self._held = answer
+        raise why
+
+    def hollow_of(self, answer: UpstreamResponse) -> UpstreamFailure | None:
+        """Why an answer serves nobody; None where it may."""
+        has_key = bool(self._owners.instances.connect_options.auth)
+        return hollow(self._row, answer, has_key=has_key, may_move=self._may_move)
+
+    def _asks_about(self, why: UpstreamFailure) -> bool:
+        return self._flow.asks_about(self.failure(why), self._owners.clock.now_s())
 
     async def _after(self, failure: UpstreamFailure) -> list[Action]:
         """What comes after a failed decode leg, pauses included."""
         flow, clock = self._flow, self._owners.clock
         note_failure(self._record, self._record.decode_instance, str(failure))
+        if failure.kind is FailureKind.REDIRECT:
+            refusal = UpstreamFailure(FailureKind.HOLLOW, failure.detail, status=failure.status)
+            failure = refusal if self._asks_about(refusal) else failure
         actions = flow.decode_failed(self.failure(failure), clock.now_s(), random.random())
         self.perform(actions)
         while isinstance(pause := actions[-1], Pause):
@@ -259,19 +312,22 @@ class Attempts:
             return PrefillFailed(fallback_of(failure), self.failure(failure), left)
         if isinstance(result, Edits):
             return result
-        return self._prefill_failed(result, limit, _left_by_cut(replies))
+        return self._prefill_failed(result, limit, replies)
 
     def _prefill_failed(
-        self, result: Fallback | Unusable, limit: LegLimit, cut: LeftKv
+        self, result: Fallback | Unusable, limit: LegLimit, replies: list[UpstreamResponse]
     ) -> PrefillFailed:
-        """P's leg has ended without KV for D, within its limit or at it; `cut`: KV left by that."""
+        """P's leg has ended without KV for D, within its limit or at it; `replies`: its answers."""
+        why = self.hollow_of(replies[-1]) if replies else None
+        hollow = None if why is None else self.failure(why)
         if isinstance(result, Unusable):
-            return PrefillFailed(result.why, None, result.left, result.edits)
+            return PrefillFailed(result.why, hollow, result.left, result.edits)
         if result is not Fallback.P_TIMEOUT:
-            return PrefillFailed(result)
+            return PrefillFailed(result, hollow)
         self.note_limit(limit.option, limit.seconds)
         late = f"no prefill in {limit.seconds:.3g} s"
-        return PrefillFailed(result, LegFailure(FailureKind.TIMEOUT, late), cut)
+        left = _left_by_cut(replies)
+        return PrefillFailed(result, LegFailure(FailureKind.TIMEOUT, late), left)
 
     def prefill_late(self) -> list[Action]:
         """P has not answered in time: the actions, empty where D does not begin as well."""
@@ -320,16 +376,19 @@ class Attempts:
 
     def d_answered(self, answer: UpstreamResponse) -> None:
         """D's own attempt, hedge or fall-back, has its first event."""
+        why = self.hollow_of(answer)
         if self._flow.state is State.HEDGED:
-            self.perform(self._flow.hedge_answered(self._owners.clock.now_s()))
+            self.hollow, now_s = why, self._owners.clock.now_s()
+            self.perform(self._flow.hedge_answered(now_s, is_served=why is None))
         else:
-            self._answered(answer)
+            self._answered(answer, why)
 
-    def _answered(self, answer: UpstreamResponse) -> None:
-        is_served, now_s = answer.status < 400, self._owners.clock.now_s()
-        if self._flow.has_server_errors and begins_with_error(answer):
-            is_served = False
-        self.perform(self._flow.decode_answered(now_s, is_served=is_served))
+    def _answered(self, answer: UpstreamResponse, why: UpstreamFailure | None) -> None:
+        """An answer is to be passed on; `why` it serves nobody."""
+        self.hollow, now_s = why, self._owners.clock.now_s()
+        if why is not None and why.kind is FailureKind.KEY_REFUSED:
+            self.perform(self._flow.failed(self._flow.route.decode.name, self.failure(why), now_s))
+        self.perform(self._flow.decode_answered(now_s, is_served=why is None))
 
     @property
     def flow(self) -> RequestFlow:
@@ -338,7 +397,7 @@ class Attempts:
 
     def moved(self, answer: UpstreamResponse) -> None:
         """An instance has begun to go on with a stream."""
-        self._answered(answer)
+        self._answered(answer, None)
 
     def note_limit(self, option: str, seconds: float) -> None:
         """A leg met its time limit, that of an option."""
@@ -349,7 +408,8 @@ class Attempts:
         wait_s = 0.0
         if failure.kind is FailureKind.BUSY:
             wait_s = busy_s(failure.headers.get("Retry-After"), self._owners.clock.wall_now())
-        return LegFailure(failure.kind, str(failure), wait_s, failure.status)
+        text = failure.detail if failure.kind in HOLLOW_KINDS else str(failure)
+        return LegFailure(failure.kind, text, wait_s, failure.status)
 
     def blame(self, name: str, failure: UpstreamFailure) -> None:
         """An instance failed after its answer had begun."""
@@ -483,6 +543,12 @@ class PrefillRace:
 
     async def _hedge(self, leg: SendHedge) -> None:
         try:
-            self._answers.append(await self._attempts.decode(self._out, leg))
+            answer = await self._attempts.decode(self._out, leg)
+            why = self._attempts.hollow_of(answer)
+            if why is None or is_refusal(why):
+                self._answers.append(answer)
+            else:  # it is there at once, and would win
+                answer.close()
+                self._failures.append(why)
         except UpstreamFailure as failure:
             self._failures.append(failure)

@@ -58,6 +58,7 @@ from proxy.protocol.prompt.facts import (
     TokenEstimator,
     most_output_tokens,
 )
+from proxy.protocol.streams.hollow import broken
 from proxy.request import client_request
 from proxy.request.attempts import Attempts, LegOwners
 from proxy.request.client_request import Outgoing
@@ -417,7 +418,7 @@ class Exchange:
             streams=bool(record.stream) and self.out.found.prompt.bytes > 0,
             before=before,
         )
-        attempts = Attempts(owners.legs, record, flow)
+        attempts = Attempts(owners.legs, record, flow, self._row)
         if before is None:
             owners.telemetry.placed(record, route)
         return flow, attempts
@@ -429,8 +430,14 @@ class Exchange:
         record.status = answer.status
         if self.path.startswith(RESPONSES):
             self._note_stored(answer, flow.route.decode.name)
-        # Of a client's error it is not known that anything was computed.
-        if not answer.is_stream and answer.status < 400:
+        why = attempts.hollow
+        if why is not None and answer.status < 400 and not answer.is_stream:
+            if broken(b"".join(answer.body)) is not None:
+                owners.telemetry.failed(record, why.kind, why.detail)
+                self._end(Outcome.UPSTREAM_ERROR, answer.status, why.detail)
+            attempts.blame(flow.route.decode.name, why)
+        # Of an answer that serves nobody it is not known that anything was computed.
+        if not answer.is_stream and answer.status < 400 and why is None:
             now_s = owners.clock.now_s()
             if answer.is_over and flow.route.prefill is None and answer.failure is None:
                 flow.came_whole(now_s)

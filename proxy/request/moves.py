@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from enum import Enum
-from http import HTTPStatus
 from typing import Final, Protocol
 
 from proxy.core.routing.actions import Action, LegFailure, NotMoved, SendDecode
 from proxy.core.routing.request_flow import RequestFlow
-from proxy.core.types import PLANNED, MoveCause, Unmoved
+from proxy.core.types import PLANNED, FailureKind, MoveCause, Unmoved
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.response import UpstreamResponse
-from proxy.net.upstream.response_check import begins_with_error
 from proxy.protocol.body import Members
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.examined import NO_OBJECT
@@ -54,6 +52,9 @@ class Legs(Protocol):
 
     async def decode(self, out: Outgoing, leg: SendDecode) -> UpstreamResponse:
         """Ask an instance, and wait for its first event; raises UpstreamFailure."""
+
+    def hollow_of(self, answer: UpstreamResponse) -> UpstreamFailure | None:
+        """Why an answer serves nobody; None where it may."""
 
     def moved(self, answer: UpstreamResponse) -> None:
         """An instance has begun to go on with a stream."""
@@ -207,17 +208,18 @@ class Moves:
             raise gone
         return None if asked.cancelled() else asked.result()
 
-    async def _computed(self, body: bytes, send: SendDecode) -> Warm | UpstreamFailure | None:
+    async def _computed(self, body: bytes, send: SendDecode) -> Warm | UpstreamFailure:
         answer = await self._ask(body, send)
         if not isinstance(answer, UpstreamResponse):
             return answer
         answer.close()  # what it has computed stays in its cache
         return WARM
 
-    async def _ask(
-        self, body: bytes, send: SendDecode
-    ) -> UpstreamResponse | UpstreamFailure | None:
-        """An instance's stream; None where it refuses the request, which is nobody's fault."""
+    async def _ask(self, body: bytes, send: SendDecode) -> UpstreamResponse | UpstreamFailure:
+        """An instance's stream, or how it failed.
+
+        One that refuses the request is at fault where another one takes it.
+        """
         record = self._record
         out = Outgoing("POST", COMPLETIONS, self._headers, Members(body), NO_OBJECT)
         sent, limit, limit_s = record.t_decode_sent, record.limit, record.limit_s
@@ -227,8 +229,8 @@ class Moves:
             return failure
         finally:
             record.t_decode_sent, record.limit, record.limit_s = sent, limit, limit_s
-        is_good = answer.status == HTTPStatus.OK and answer.is_stream
-        if is_good and not begins_with_error(answer):
+        if (why := self._attempts.hollow_of(answer)) is None and answer.is_stream:
             return answer
         answer.close()
-        return None
+        status = answer.status
+        return why or UpstreamFailure(FailureKind.HOLLOW, "it is no stream", status=status)

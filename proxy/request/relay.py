@@ -554,8 +554,10 @@ class Relay:
         lost = self._leg.lost if self._leg is not None else ""
         if lost:
             cause, failure = MoveCause(lost), None
-            if cause is MoveCause.ERROR:
+            if cause is MoveCause.ERROR and self._leg is not None and self._leg.is_error_event:
                 failure = UpstreamFailure(FailureKind.SERVER_ERROR, _LOST_WORDS[cause], status=500)
+            elif cause in (MoveCause.ABORT, MoveCause.ERROR):
+                failure = UpstreamFailure(FailureKind.HOLLOW, _LOST_WORDS[cause])
             what = f"upstream: {_LOST_WORDS[cause]}"
             raise StreamCutError(what, "engine_lost", failure=failure, cause=cause)
         if self._is_asked and not self.reply.is_over:

@@ -10,13 +10,14 @@ from aiohttp import web
 
 from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.routing.request_flow import RequestFlow, State
-from proxy.core.types import PLANNED, MoveCause, Outcome, Unmoved
+from proxy.core.types import PLANNED, FailureKind, MoveCause, Outcome, Unmoved
 from proxy.net.server.responses import error_event
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.net.upstream.response_check import in_band_error
-from proxy.protocol.endpoints import ENDED_BY_NAME, OFFLOADABLE, Dialect
+from proxy.protocol.endpoints import ENDED, ENDED_BY_NAME, OFFLOADABLE, Dialect, endpoint_of
 from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.streams.hollow import ends_hollow
 from proxy.protocol.streams.legs import EditingScanner, FirstLeg
 from proxy.protocol.streams.sse import Scanner
 from proxy.protocol.streams.trail import Trail
@@ -289,11 +290,27 @@ class Streaming:
 
     def _note_engine_error(self) -> None:
         """A stream that ended well for HTTP may have ended with an error of the engine."""
-        event = self._scanner.error() if self._is_stream else None
-        if event is not None:
+        if not self._is_stream:
+            return
+        event = self._scanner.error()
+        if event is None:
+            self._note_hollow()
+        else:
             failure = in_band_error(event)
             record = self._record
             telemetry_record.note_end(record, Outcome.UPSTREAM_ERROR, record.status, failure.detail)
             if failure.status is not None and failure.status >= 500:
                 self._telemetry.failed(record, failure.kind, failure.detail)
                 self._blame(self._instance, failure)
+
+    def _note_hollow(self) -> None:
+        """A stream that ended well for HTTP may have served nobody."""
+        record, scanner = self._record, self._scanner
+        if endpoint_of(record.endpoint).dialect not in ENDED:
+            return
+        why = ends_hollow(scanner.last_events, has_content=scanner.has_content)
+        if why is not None:
+            failure = UpstreamFailure(FailureKind.HOLLOW, f"a hollow answer: {why}")
+            telemetry_record.note_end(record, Outcome.UPSTREAM_ERROR, record.status, failure.detail)
+            self._telemetry.failed(record, failure.kind, failure.detail)
+            self._blame(self._instance, failure)

@@ -77,6 +77,47 @@ class InstanceEvents:
             member.health.judged()
         return self.failed(name, FailureKind.SERVER_ERROR, error, now_s)
 
+    def hollowed(
+        self, name: str, why: str, now_s: float, *, is_refusal: bool = False, server: str = ""
+    ) -> Change | None:
+        """An answer of the instance served nobody, by its own fault as far as is known.
+
+        `is_refusal`: it was a client's error; `server`: the instance that has served the request.
+        """
+        member = self._fleet.get(name)
+        if member is None:
+            return None
+        self._fleet.note_hollow(now_s)
+        hollowed = member.health.hollowed
+        change = hollowed(why, now_s, is_refusal=is_refusal, server=server)
+        return self._changed(member, change, now_s)
+
+    def key_refused(self, name: str, error: str) -> None:
+        """The instance refuses the proxy's own key."""
+        if (member := self._fleet.get(name)) is not None:
+            member.health.refused_key(error)
+
+    def refused(
+        self, name: str, model: str, client: str, now_s: float, *, is_redirect: bool = False
+    ) -> bool:
+        """It gave a client's error; whether another one is to be asked whose fault that is."""
+        member = self._fleet.get(name)
+        if member is None:
+            return False
+        served = [m.health.hollow.answers for m in self._fleet.believed(model) if m is not member]
+        refused = member.health.hollow.refused
+        return refused(client, now_s, sum(served), is_redirect=is_redirect)
+
+    def acquitted(self, name: str) -> None:
+        """Another instance refuses what this one has refused."""
+        if (member := self._fleet.get(name)) is not None:
+            member.health.hollow.acquitted()
+
+    def served(self, name: str, since_s: float) -> None:
+        """A client has a whole answer of the instance, which has had the request since then."""
+        if (member := self._fleet.get(name)) is not None:
+            member.health.hollow.served(since_s)
+
     def answered(self, name: str) -> None:
         """A client's request got an answer from the instance."""
         if (member := self._fleet.get(name)) is not None:
@@ -93,14 +134,22 @@ class InstanceEvents:
         error: str | None,
         now_s: float,
         kind: FailureKind = FailureKind.SERVER_ERROR,
+        *,
+        is_blind: bool = False,
     ) -> Change | None:
-        """The proxy's own request to an instance is over: `error` of this kind, or an answer."""
+        """The proxy's own request to an instance is over: `error` of this kind, or an answer.
+
+        `is_blind`: an answer that tells nothing, see `Health.trial_answered`.
+        """
         member = self._fleet.get(name)
         if member is None:
             return None
         if error is not None:
+            if member.health.hollow.doubts:
+                self._fleet.note_hollow(now_s)
             return self._changed(member, member.health.trial_failed(error, now_s, kind), now_s)
-        return self._changed(member, member.health.trial_answered(now_s), now_s)
+        change = member.health.trial_answered(now_s, is_blind=is_blind)
+        return self._changed(member, change, now_s)
 
     def rests(self, name: str, rest: State | None, now_s: float) -> bool:
         """Its engine says that it is ASLEEP or PAUSED, or neither; returns whether that is news."""
@@ -150,8 +199,13 @@ class InstanceEvents:
         """
         member = self._fleet.get(name)
         if member is not None and (member.models is None or model in member.models):
-            member.rereads_models = True
+            member.rereads_models, member.denied = True, model
         return any(m.instance.name != name for m in self._fleet.believed(model))
+
+    def contradicts_itself(self, name: str) -> bool:
+        """Whether an instance has denied a model that its list still had afterwards."""
+        member = self._fleet.get(name)
+        return member is not None and member.contradicts
 
     def _changed(self, member: Member, change: Change | None, now_s: float) -> Change | None:
         member.health.since_s(now_s)

@@ -22,8 +22,9 @@ Busy answers and clients' errors are no failures; a caller counts an instance on
 client, so that no single one can open a breaker. A server error is a doubt at first, since the
 request itself may cause it wherever it runs; it is a failure once another instance has served that
 request. `DOUBTS` in a row that nobody has judged make a trial due, which decides: clients' requests
-alone cannot eject an instance that works. Hysteresis: of three changes in a row the last is
-`CALM_S` after the first, so that a flapping probe moves nothing; only `is_gone` is set at once.
+alone cannot eject an instance that works. So it is with answers that served nobody, whatever their
+status (core.fleet.hollow). Hysteresis: of three changes in a row the last is `CALM_S` after the
+first, so that a flapping probe moves nothing; only `is_gone` is set at once.
 
 Answers that have begun go on where an instance is ejected, as it may only be slow. Once it is out
 and `CERTAIN` probes in a row have failed they are ended, unless a piece of one has come within
@@ -37,6 +38,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from proxy.core.fleet.hollow import Hollow
 from proxy.core.types import FailureKind
 
 FALL = 2
@@ -53,11 +55,15 @@ DOUBT_TRIAL_S = 1.0
 WINDOW_S = 10.0
 OPEN_S, OPEN_MAX_S = 5.0, 60.0
 """Seconds that a breaker stays open: the first time, and at most; doubled each time it opens."""
+TRIED_S = 10.0
+"""Seconds from a failed trial to the next one, at most: no client pays for it."""
 CALM_S = 10.0
 JITTER_RATIO = 0.2
 """Random part of the probe interval, to either side."""
 UNDECIDED_KINDS = frozenset({FailureKind.TIMEOUT, FailureKind.LATE})
 """Failures of a trial that do not say whether an instance in doubt works: it may have a queue."""
+HOLLOW_KINDS = frozenset({FailureKind.HOLLOW, FailureKind.KEY_REFUSED})
+"""Answers that served nobody; see core.fleet.hollow."""
 FAULT_KINDS = frozenset(
     {
         FailureKind.CONNECT,
@@ -126,6 +132,8 @@ class Health:
     """Clients' requests that it has answered."""
     doubts: int = 0
     """Server errors since it last worked that no other instance's answer has judged."""
+    hollow: Hollow = field(default_factory=Hollow)
+    """Its answers that served nobody."""
     _doubt_trial_s: float = -math.inf
     _failed: int = 0
     _is_late: bool = False
@@ -150,8 +158,7 @@ class Health:
         if self.is_up:
             if self.rest is not None:
                 return self.rest
-            is_suspect = self.has_failed_lately or self.is_doubted
-            return State.SUSPECT if is_suspect else State.HEALTHY
+            return State.SUSPECT if self.is_suspect or self.is_doubted else State.HEALTHY
         is_new = not self.was_seen and not self._failed
         is_rising = is_new or (self._is_silent and self._answered > 0)
         is_due = self._open_until_s is not None and self._open_until_s <= now_s
@@ -175,9 +182,27 @@ class Health:
         return not self.is_up and self._failed >= CERTAIN
 
     @property
+    def is_suspect(self) -> bool:
+        """Whether something has failed, or served nobody, since it last worked."""
+        return self.has_failed_lately or self.hollow.doubts > 0
+
+    @property
     def is_doubted(self) -> bool:
-        """Whether a trial has to say if it still works: it has only given server errors lately."""
-        return self.doubts >= DOUBTS
+        """Whether a trial has to say if it still works: it only fails lately, for all one sees."""
+        return self.doubts >= DOUBTS or self.hollow.doubts > 0
+
+    def hollow_weight(self, now_s: float) -> float:
+        """How much it is doubted for answers that served nobody, 0 to 1.
+
+        One that is out for that may be used all the same, where more than half of the fleet is out.
+        """
+        is_out = not self.is_up and self.hollow.doubts > 0
+        return 1.0 if is_out else self.hollow.weight(now_s)
+
+    @property
+    def is_only_hollow(self) -> bool:
+        """Whether it is up, and in doubt for answers that served nobody alone."""
+        return self.is_up and self.doubts < DOUBTS
 
     def probe_due(self, now_s: float) -> bool:
         """Whether to probe now; an instance that begins to change is probed at the next tick."""
@@ -257,8 +282,27 @@ class Health:
         """Another instance has served the request that got a server error here: `failed` comes."""
         self.doubts = max(0, self.doubts - 1)
 
+    def hollowed(
+        self, why: str, now_s: float, *, is_refusal: bool, server: str = ""
+    ) -> Change | None:
+        """An answer served nobody, as far as is known by its own fault; `server` did serve it.
+
+        Where trials tell nothing clients' requests have to decide.
+        """
+        error = f"{why}, and {server} has served the request" if server else why
+        self.last_error = error
+        self.hollow.counts(why, now_s, is_refusal=is_refusal)
+        if self.hollow.is_blind:
+            return self.failed(FailureKind.HOLLOW, error, now_s)
+        return None
+
+    def refused_key(self, error: str) -> None:
+        """It refuses the proxy's own key, for which no client can be the cause: a trial is due."""
+        self.last_error = error
+        self.hollow.key_refused(error)
+
     def failed(self, kind: FailureKind, error: str, now_s: float) -> Change | None:
-        """A client's request failed here, in one of FAULT_KINDS."""
+        """A client's request failed here, in one of FAULT_KINDS, or HOLLOW."""
         if self.rest is not None and kind in UNDECIDED_KINDS:
             self.last_error = error
             return None
@@ -305,7 +349,8 @@ class Health:
             return False
         if self.is_up:
             is_rested = now_s - self._doubt_trial_s >= DOUBT_TRIAL_S
-            return self.is_doubted and is_rested and self._is_calm(now_s)
+            is_due = self.doubts >= DOUBTS or self.hollow.is_trial_due(now_s)
+            return is_due and is_rested and self._is_calm(now_s)
         open_until_s = self._open_until_s
         is_over = open_until_s is not None and open_until_s <= now_s
         return is_over and not self._is_silent and self._is_calm(now_s)
@@ -326,12 +371,16 @@ class Health:
             self._open(now_s)
             return self._leave(Change.OPENED, now_s)
         if self._open_until_s is not None:
-            self._open(now_s)
+            self._open_until_s = now_s + min(TRIED_S, OPEN_S * 2.0**self._opened)
         return None
 
-    def trial_answered(self, now_s: float) -> Change | None:
-        """The trial was answered: a breaker closes, doubts are gone."""
+    def trial_answered(self, now_s: float, *, is_blind: bool = False) -> Change | None:
+        """The trial was answered: a breaker closes, doubts are gone.
+
+        `is_blind`: with an error, as its peers answer it too.
+        """
         self.doubts = 0
+        self.hollow.passed(is_blind=is_blind)
         if self.is_up or not self.trial_due(now_s):
             return None
         self._open_until_s = None
@@ -341,6 +390,7 @@ class Health:
         """Another process answers here: the failures of the old one do not count."""
         self._faults.clear()
         self._connects = self._opened = self.doubts = 0
+        self.hollow.renew()
         if self._open_until_s is not None:
             self._open_until_s = now_s
 
@@ -371,6 +421,7 @@ class Health:
         self.is_up, self.has_failed_lately = True, False
         self._faults.clear()
         self._failed = self._connects = self.doubts = 0
+        self.hollow.returned()
         self.back_s = now_s
         self._changes.append(now_s)
         return Change.BACK

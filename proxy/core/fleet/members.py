@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from proxy.core.fleet.health import Health
+from proxy.core.fleet.hollow import FADE_S
 from proxy.core.instances import InstanceState, InstanceStates
 from proxy.core.thermal.fleet_limits import HeatByInstance
 from proxy.core.types import Instance
@@ -69,7 +70,8 @@ class Member:
     `is_kv_known`: its KV engine's id is known, so that others may fetch KV from it.
     `rereads_models`: its list of models is to be read again. It answered a request as if it did not
     serve a model that it is known for, which a client may have worded; or a client asked for a
-    model that no list has; or it is another process.
+    model that no list has; or it is another process. `denied`: that model, until the list is read;
+    `contradicts`: the list had it all the same.
     `state`: what is known of the present incarnation, which is another object for every one;
     `incarnation`: how many processes of this name there were before, for operators. `credit`:
     placements that it may take part in while it starts slowly.
@@ -85,6 +87,8 @@ class Member:
     lengths: dict[str, int] = field(default_factory=dict)
     starts: Starts = field(default_factory=Starts)
     rereads_models: bool = False
+    denied: str | None = None
+    contradicts: bool = False
     is_kv_known: bool = False
     last_placed: int = 0
     credit: float = 0.0
@@ -109,6 +113,8 @@ class Fleet:
         """Models for which the instances' contexts are not all of one length."""
         self._slow_start_s = slow_start_s
         self._starting: dict[str, Member] = {}
+        self._hollow_until_s = -math.inf
+        """When the last hollow answer of any instance will have faded."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -260,19 +266,29 @@ class Fleet:
     def has_failed_lately(self, name: str) -> bool:
         """Whether something has failed on an instance since it last worked, or it is not there."""
         member = self._members.get(name)
-        return member is None or member.health.has_failed_lately
+        return member is None or member.health.is_suspect
 
     def recently_failed(self) -> set[str]:
         """Names of the instances where something has failed since they last worked."""
-        return {name for name, m in self._members.items() if m.health.has_failed_lately}
+        return {name for name, m in self._members.items() if m.health.is_suspect}
 
     def open(self) -> set[str]:
         """Names of the instances whose breaker is open."""
         return {name for name, m in self._members.items() if m.health.is_open}
 
     def doubted(self) -> set[str]:
-        """Names of the instances that gave server errors only: a trial has to decide on them."""
+        """Names of the instances on which a trial has to decide."""
         return {name for name, m in self._members.items() if m.health.is_doubted}
+
+    def note_hollow(self, now_s: float) -> None:
+        """A hollow answer counts against an instance from now on."""
+        self._hollow_until_s = now_s + FADE_S
+
+    def doubts(self, members: Iterable[Member], now_s: float) -> list[float] | None:
+        """How much each is doubted for its hollow answers, 0 to 1; None: none of all, as ever."""
+        if now_s >= self._hollow_until_s:
+            return None
+        return [m.health.hollow_weight(now_s) for m in members]
 
     @property
     def is_starting(self) -> bool:
@@ -352,6 +368,7 @@ class Fleet:
             known, member.models = member.models, frozenset(models)
             self.model_changes += known != member.models
             member.rereads_models = False
+            member.contradicts, member.denied = member.denied in member.models, None
             member.bases, member.lengths = dict(bases or {}), dict(lengths or {})
             self._count_models()
 

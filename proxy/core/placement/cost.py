@@ -9,6 +9,7 @@
     next    = weight_next_turn * busy ratio * rest of a prefill met there
               + weight_turns * seconds to compute what is too much for the cache with this session
               + FAILED_S where something has failed since the instance last worked
+              + DOUBT_S * how much it is doubted for answers that served nobody
     memory  = weight_displaced * seconds to compute again what is displaced and needed again
               + weight_spread * share of the cache in use or reusable * prefill of the new tokens
               + weight_room * prefill of TYPICAL tokens * (KV in use with this prompt / all of it)^2
@@ -72,6 +73,9 @@ that sessions are spread before the first of them is evicted."""
 FAILED_S: Final = 0.05
 """Added where something has failed since an instance last worked: one that fails at once does
 nothing, so it would look like the quickest place."""
+DOUBT_S: Final = 60.0
+"""Price of an instance of whose last answers all were hollow (core.fleet.hollow). It fails at once,
+so it is always idle: this is more than any queue elsewhere."""
 TYPICAL: Final = 8192
 """Tokens of a prefill in whose time the use of a cache is priced."""
 MISSED: Final = 0.7
@@ -260,6 +264,8 @@ class Prices:
         next_s, memory_s = self._next_turn * busy + self._excess_s[at], self._displaced_s[at]
         if free.has_failed[at]:
             next_s += FAILED_S
+        if free.doubts is not None:
+            next_s += DOUBT_S * free.doubts[at]
         if kv_tokens := free.kv_tokens[at]:
             in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
             memory_s += self._room * times.alone_s(TYPICAL, 0) * (in_use * in_use)
@@ -364,9 +370,11 @@ class Prices:
 
         By the cost of computing and of its KV on P, since D is not chosen yet.
         """
-        computing_s = self._computing_s
+        computing_s, doubts = self._computing_s, self._free.doubts
         quickest = [
-            (computing_s[at], at) for at, wait_s in enumerate(self._waits_s) if wait_s <= MAX_WAIT_S
+            (computing_s[at], at)
+            for at, wait_s in enumerate(self._waits_s)
+            if wait_s <= MAX_WAIT_S and (doubts is None or not doubts[at])
         ]
         heapify(quickest)
         found: list[int] = []

@@ -69,7 +69,8 @@ class Candidates:
     A decision reads numbers of every instance but needs few of them as objects, so a Candidate is
     only made on access.
 
-    `has_failed`: whether something has failed there since it last worked. `prefill_factors`: what a
+    `has_failed`: whether something has failed there since it last worked. `doubts`: how much each
+    is doubted for answers that served nobody, 0 to 1; None where none is. `prefill_factors`: what a
     prefill is priced at there, 1 where it is cool; None where all are cool, as is `helps` then.
     `times`: the instances' learned times; None where they are to be looked up by name.
     `key_tokens`: as in `Candidate`. `is_home_doubted`: whether it is doubtful what the session's
@@ -88,6 +89,7 @@ class Candidates:
     sessions: list[int]
     last_placed: list[int]
     has_failed: list[bool]
+    doubts: list[float] | None
     helps: list[bool] | None
     prefill_factors: list[float] | None
     times: list[Times] | None
@@ -110,6 +112,7 @@ class Candidates:
         sessions: list[int],
         last_placed: list[int],
         has_failed: list[bool] | None = None,
+        doubts: list[float] | None = None,
         helps: list[bool] | None = None,
         prefill_factors: list[float] | None = None,
         times: list[Times] | None = None,
@@ -122,6 +125,7 @@ class Candidates:
         self.kv_tokens, self.unreleased = kv_tokens, unreleased
         self.sessions, self.last_placed = sessions, last_placed
         self.has_failed = has_failed or [False] * len(names)
+        self.doubts = doubts
         self.helps, self.prefill_factors = helps, prefill_factors
         self.times = times
         self.key_tokens = hit_tokens if key_tokens is None else key_tokens

@@ -33,6 +33,7 @@ from __future__ import annotations
 import math
 from enum import IntEnum, auto
 
+from proxy.core.fleet.health import HOLLOW_KINDS
 from proxy.core.fleet.retries import (
     MAX_RETRIES,
     Budget,
@@ -88,6 +89,7 @@ _LEAVES_KV = frozenset(
 """Failures of a D that fetches after which P may keep the KV: nobody has told it that it may go."""
 _MAY_WAIT = frozenset({FailureKind.BUSY, FailureKind.TOO_LONG})
 """Failures after which there is an instance for the request, which may be busy."""
+SUCCESS = 200
 MAX_WAITS = 2
 """How often a request that engines have refused as busy may wait in the queue."""
 
@@ -166,6 +168,8 @@ STEPS: dict[tuple[State, Event], frozenset[State]] = {
     (_S.COMPUTING, _E.DECODE_ANSWERED): frozenset({_S.ANSWERED}),
     (_S.COMPUTING, _E.DECODE_FAILED): _RETRIED,
     (_S.PAUSED, _E.PAUSE_OVER): _RETRIED,
+    # Nobody else could tell whose fault a hollow answer is: the client gets it.
+    (_S.FAILED, _E.DECODE_ANSWERED): frozenset({_S.ANSWERED}),
     (_S.ANSWERED, _E.FIRST_TOKEN): frozenset({_S.STREAMING}),
     (_S.ANSWERED, _E.STREAM_LOST): frozenset({_S.ANSWERED, _S.MOVING}),
     (_S.STREAMING, _E.STREAM_LOST): frozenset({_S.STREAMING, _S.MOVING}),
@@ -185,6 +189,11 @@ STEPS: dict[tuple[State, Event], frozenset[State]] = {
 
 A leg that was left (PREFILL_LEFT, DECODE_LEFT) may be over at any time afterwards.
 """
+
+
+def _is_refusal(hollow: LegFailure) -> bool:
+    """Whether a hollow answer is a client's error, so that it may be right."""
+    return hollow.kind is not FailureKind.KEY_REFUSED and hollow.status != SUCCESS
 
 
 class RequestFlow:
@@ -225,6 +234,13 @@ class RequestFlow:
         """Status of each instance that answered with a server error, while none has served it."""
         self.is_poison: bool = before is not None and before.is_poison
         """Two instances have given the same server error: the request's fault, not theirs."""
+        self._hollows: dict[str, LegFailure] = before._hollows if before is not None else {}
+        """Hollow answers by their instances, of which another one's answer is to say whose fault
+        they are."""
+        self._is_acquitted = False
+        """Two instances have given the same hollow answer: the request's fault, not theirs."""
+        self._is_served = True
+        """D's answer serves its client, for all that could be seen when it began."""
         self._answers = 0
         """How many answers D had given to anybody when it was asked for one in one piece."""
         self._is_repeating = False
@@ -293,10 +309,11 @@ class RequestFlow:
         actions.append(AwaitHedge() if self._has_hedge else self._decode(now_s))
         return actions
 
-    def hedge_answered(self, now_s: float) -> list[Action]:
-        """D's own attempt has its first event before P has answered."""
+    def hedge_answered(self, now_s: float, *, is_served: bool = True) -> list[Action]:
+        """D's own attempt has its first event before P has answered; see `decode_answered`."""
         self._step(Event.HEDGE_ANSWERED, State.ANSWERED)
-        judged = self._answered(now_s)
+        self._is_served = is_served
+        judged = self._answered(now_s, is_served=is_served)
         ended = self._fall_back(Fallback.P_LATE, now_s)
         return [*judged, HedgeEnded("local"), ended, CancelPrefill()]
 
@@ -307,9 +324,34 @@ class RequestFlow:
         self._router.hedges.drop(self.route, now_s)
         return [HedgeEnded("none"), *booked]
 
+    def asks_about(self, hollow: LegFailure, now_s: float) -> bool:
+        """Whether another instance is to be asked whose fault D's hollow answer is.
+
+        Then `decode_failed` follows, else `decode_answered`. A client's error is taken for its own
+        the first times; where another instance has said the same it is.
+        """
+        name, events = self.route.decode.name, self._router.events
+        if hollow.status in [other.status for other in self._hollows.values()]:
+            for other in (*self._hollows, name):
+                events.acquitted(other)
+            self._is_acquitted = True
+            return False
+        is_due = not _is_refusal(hollow) or bool(self._hollows)
+        if not is_due:
+            facts, is_redirect = self._facts, 300 <= (hollow.status or 0) < 400
+            client = f"{facts.tenant} {facts.session_id or ''}"
+            is_due = events.refused(name, facts.model, client, now_s, is_redirect=is_redirect)
+        return is_due and self.has_other(now_s)
+
     def decode_answered(self, now_s: float, *, is_served: bool = True) -> list[Action]:
-        """D's answer has begun, and is to be passed on; not `is_served`: it is a client's error."""
+        """D's answer has begun, and is to be passed on; not `is_served`: it serves nobody.
+
+        Or a hollow one from before, as nobody else could tell whose fault it is.
+        """
+        is_from_before, self._is_served = self.state is State.FAILED, is_served
         self._step(Event.DECODE_ANSWERED, State.ANSWERED)
+        if is_from_before:
+            return []
         self._old = None
         actions = self._answered(now_s, is_served=is_served)
         self._end_repetition()
@@ -519,6 +561,8 @@ class RequestFlow:
 
     def completed(self, cached_ratio: float | None, counts: Counts | None = None) -> None:
         """The answer is whole; see `Router.completed`."""
+        if self._is_served:
+            self._router.events.served(self.route.decode.name, self.route.reserved_s)
         self._router.completed(self.route, self._facts, cached_ratio, counts)
 
     def end(self, now_s: float, output_tokens: int | None = None) -> None:
@@ -529,18 +573,13 @@ class RequestFlow:
             self._step(Event.END, State.ENDED)
             self._close(now_s, output_tokens)
 
-    @property
-    def has_server_errors(self) -> bool:
-        """Whether an instance gave a server error that no other's answer has judged yet."""
-        return bool(self._server_errors)
-
     def failed(
         self, name: str, failure: LegFailure, now_s: float, *, has_begun: bool = False
     ) -> list[Action]:
         """Book a failure for an instance: once per request, however often it is tried there.
 
-        A server error waits for another instance's answer to this request; not where the answer
-        `has_begun`: no other will be asked.
+        A server error, or a hollow answer, waits for another instance's answer to this request; not
+        where the answer `has_begun`: no other will be asked.
         """
         if failure.kind is FailureKind.BUSY:
             self._router.gate.mark_busy(name, now_s + failure.busy_s)
@@ -548,6 +587,10 @@ class RequestFlow:
         if name in self._blamed:
             return []
         self._blamed.add(name)
+        if failure.kind in HOLLOW_KINDS:
+            return self._hollow(name, failure, now_s, has_begun=has_begun)
+        if failure.kind is FailureKind.NO_MODEL and self._router.events.contradicts_itself(name):
+            self._hollows[name] = failure
         if failure.kind is FailureKind.SERVER_ERROR and not has_begun:
             status = failure.status
             self.is_poison |= status is not None and status in self._server_errors.values()
@@ -555,6 +598,21 @@ class RequestFlow:
             self._router.events.doubted(name, failure.detail)
             return [InstanceFailed(name, None, failure.detail)]
         change = self._router.events.failed(name, failure.kind, failure.detail, now_s)
+        return [InstanceFailed(name, change, failure.detail)]
+
+    def _hollow(
+        self, name: str, failure: LegFailure, now_s: float, *, has_begun: bool
+    ) -> list[Action]:
+        events, change = self._router.events, None
+        if self._is_acquitted:
+            return []
+        if has_begun:
+            change = events.hollowed(name, failure.detail, now_s)
+            self.route.measured = None  # nothing is learned of how quickly it fails
+        else:
+            self._hollows[name] = failure
+        if failure.kind is FailureKind.KEY_REFUSED:
+            events.key_refused(name, failure.detail)
         return [InstanceFailed(name, change, failure.detail)]
 
     @property
@@ -593,7 +651,20 @@ class RequestFlow:
                     detail = f"status {status}, and {name} has served the request"
                     change = events.judged(other, detail, now_s)
                     actions.append(InstanceFailed(other, change, detail))
+        if is_served and self._hollows:
+            actions += self._judge(name, now_s)
         self._server_errors.clear()
+        self._hollows.clear()
+        return actions
+
+    def _judge(self, name: str, now_s: float) -> list[Action]:
+        """An instance serves the request: the hollow answers to it speak against theirs."""
+        actions: list[Action] = []
+        for other, hollow in self._hollows.items():
+            if other != name:
+                hollowed, is_refusal = self._router.events.hollowed, _is_refusal(hollow)
+                change = hollowed(other, hollow.detail, now_s, is_refusal=is_refusal, server=name)
+                actions.append(InstanceFailed(other, change, hollow.detail))
         return actions
 
     def _step(self, event: Event, to: State) -> None:
@@ -661,7 +732,7 @@ class RequestFlow:
         router, route, kind = self._router, self.route, self._failure
         # The next server error of an instance in doubt would say nothing: its trial decides. And
         # while every instance fails, each request would be run twice.
-        avoids = kind is FailureKind.SERVER_ERROR
+        avoids = kind is FailureKind.SERVER_ERROR or kind in HOLLOW_KINDS
         free = router.elsewhere(route, self._facts, now_s, avoids_doubted=avoids)
         if not isinstance(free, Reject):
             has_failed = any(router.fleet.has_failed_lately(c.instance.name) for c in free)

@@ -712,7 +712,8 @@ class Router:
             unreleased=self.unreleased_kv.on_each(states, now_s),
             sessions=[cache.sessions for cache in caches],
             last_placed=[member.last_placed for member in members],
-            has_failed=[member.health.has_failed_lately for member in members],
+            has_failed=[member.health.is_suspect for member in members],
+            doubts=self.fleet.doubts(members, now_s),
             helps=None if heat.is_cool else [heat.of(name).helps for name in names],
             prefill_factors=(
                 None if heat.is_cool else [heat.of(name).prefill_factor for name in names]

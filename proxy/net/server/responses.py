@@ -100,7 +100,13 @@ def error(path: str, failed: ProxyError, headers: Headers) -> web.Response:
     return _json(failed.status, failed.body(dialect_of(path)), headers)
 
 
-_NO_ANSWER = (FailureKind.NO_ROOM, FailureKind.MALFORMED, FailureKind.REDIRECT)
+_NO_ANSWER = (
+    FailureKind.NO_ROOM,
+    FailureKind.MALFORMED,
+    FailureKind.REDIRECT,
+    FailureKind.HOLLOW,
+    FailureKind.KEY_REFUSED,
+)
 
 
 def _unanswered(failure: UpstreamFailure) -> ProxyError:

@@ -80,6 +80,8 @@ class Upstream:
         self._asked_again_s = -math.inf
         self.bootstrap_fault: str | None = None
         """Why the bootstrap server told no engine id when it was asked last."""
+        self.refuses_key = False
+        """It refused the proxy's own key when its models were asked for last."""
         self.has_new_engine = False
         """Another engine id was seen than before; reset by the caller that acts on it."""
         self.routes: dict[str, tuple[int, bool]] = {}

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import Any
 
 from proxy.core.types import FailureKind
-from proxy.net.upstream.response import UpstreamResponse
+from proxy.net.upstream.response import HOLD_BYTES, UpstreamResponse
+from proxy.protocol.endpoints import OTHER, Endpoint
 from proxy.protocol.errors import STATUS_OF_KIND, UpstreamFailure
+from proxy.protocol.streams.hollow import why_hollow, why_hollow_stream
 from proxy.protocol.streams.sse import CARRY_BYTES, first_event, is_error_event, object_of
 
 BUSY_STATUSES = frozenset({429, 503, 529})
+KEY_STATUSES = frozenset({401, 403})
 ERROR_BODY_BYTES = 65536
 _NOT_MODIFIED, _NOT_FOUND = 304, 404
 _END_BYTES = 3
@@ -61,6 +65,43 @@ async def look_at(
             raise failure  # a client error is the answer
 
 
+def hollow(
+    row: Endpoint, reply: UpstreamResponse, *, has_key: bool, may_move: bool = False
+) -> UpstreamFailure | None:
+    """Why an answer that has begun serves nobody; None where it may be of use.
+
+    `has_key`: the instance was sent the proxy's own key; `may_move`: a stream may go on elsewhere.
+    """
+    status = reply.status
+    if status >= 400:
+        refused = has_key and status in KEY_STATUSES
+        kind = FailureKind.KEY_REFUSED if refused else FailureKind.HOLLOW
+        own = " to the proxy's own key" if refused else ""
+        return UpstreamFailure(kind, f"status {status}{own}", status=status)
+    is_plain = status == HTTPStatus.OK and reply.header(b"content-encoding") is None
+    if not is_plain or reply.held_bytes > HOLD_BYTES or row is OTHER:
+        return None
+    body = b"".join(reply.body)
+    if reply.is_stream:
+        if b"error" in body and begins_with_error(reply):
+            failure = in_band_error(first_event(body) or b"")
+            return UpstreamFailure(FailureKind.HOLLOW, failure.detail, status=failure.status)
+        is_whole = reply.is_over and reply.failure is None
+        why = why_hollow_stream(row.dialect, body, is_over=is_whole, may_move=may_move)
+    elif reply.is_over and reply.failure is None:
+        why = why_hollow(row, reply.header(b"content-type") or b"", body)
+    else:
+        return None
+    if why is None:
+        return None
+    return UpstreamFailure(FailureKind.HOLLOW, f"a hollow answer: {why}", status=status)
+
+
+def is_refusal(hollow: UpstreamFailure) -> bool:
+    """Whether a hollow answer is a client's error, so that it may be right."""
+    return hollow.kind is FailureKind.HOLLOW and hollow.status != HTTPStatus.OK
+
+
 def begins_with_error(reply: UpstreamResponse) -> bool:
     """Whether a stream that was looked at begins with an error event: the client's, as it is."""
     event = first_event(b"".join(reply.body)) if reply.is_stream else None
@@ -73,7 +114,7 @@ async def _look_at_status(reply: UpstreamResponse) -> None:
         raise await _refusal(reply)
     if 300 <= status < 400 and status != _NOT_MODIFIED:
         detail = f"the engine redirects this path (status {status}), which is not followed"
-        raise UpstreamFailure(FailureKind.REDIRECT, detail)
+        raise UpstreamFailure(FailureKind.REDIRECT, detail, status=status)
     if status == _NOT_FOUND:
         await _look_for_model(reply)
 

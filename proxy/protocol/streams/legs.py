@@ -32,6 +32,7 @@ _REASONING: Final = (b'"reasoning":"', b'"reasoning_content":"')
 _CALLS: Final = b'"tool_calls":[{'
 _CHOICES: Final = b',"choices":['
 _NULL: Final = b"null"
+_ERROR_EVENT: Final = b'data: {"error"'
 _QUOTE: Final = ord('"')
 
 
@@ -90,6 +91,11 @@ class FirstLeg:
         """The piece that was looked at goes to the client."""
         self.trail.add(self._ids, "", is_shown=True)
 
+    @property
+    def is_error_event(self) -> bool:
+        """Whether it is lost by an error event, not by the finish reason of a choice."""
+        return self.withheld.startswith(_ERROR_EVENT)
+
     def let_pass(self) -> bytes:
         """Withhold nothing any more, as nobody goes on; returns what was withheld."""
         withheld, self.withheld, self.lost = self.withheld, b"", ""
@@ -117,7 +123,7 @@ class FirstLeg:
         return b"".join(done)
 
     def _is_lost(self, event: bytes) -> bool:
-        is_error = event.startswith(b'data: {"error"') and is_lost_error(data_of(event))
+        is_error = event.startswith(_ERROR_EVENT) and is_lost_error(data_of(event))
         if event.find(_ABORT) >= 0:
             self.lost = "abort"
         elif is_error or event.find(_FAILED) >= 0:
@@ -238,6 +244,11 @@ class LaterLeg:
         stops = stop_strings(plan.fields) if plan.stop_chars else []
         self._joint = Joint(stops, trail.said[-plan.stop_chars :] if stops else "")
         self._held: list[tuple[bytes, str, str]] = []
+
+    @property
+    def is_error_event(self) -> bool:
+        """Whether it is lost by an error event, not by the finish reason of a choice."""
+        return self.withheld.startswith(_ERROR_EVENT)
 
     def edit(self, events: bytes) -> bytes:
         """Whole events as a part of the first instance's stream."""
