@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import gzip
 import resource
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from proxy.core.fleet import health
 from proxy.core.types import FailureKind
+from tests.chaos import black_hole, figures
 from tests.chaos.client import Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import ENGINE_SECRET, GOOD, MODEL, Scripted
@@ -40,6 +43,7 @@ NO_MODEL = plain(
 )
 MALFORMED = ["malformed"], 502
 """What is made of an answer that is none."""
+REFUSES = plain(b'{"error":{"message":"no","type":"x","param":null,"code":400}}', "400 Bad Request")
 BODY = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"fine"}}]}'
 
 
@@ -429,3 +433,51 @@ async def test_f114_the_holder_of_a_response_dies(rig: Floor, *, is_continued: b
         await until(lambda: r.is_up(name), "it is back")
         assert (await asked()).status == 404
         assert r.posts == before, "nobody was asked"
+
+
+@pytest.mark.parametrize("way", list(black_hole.WAYS))
+async def test_f142_one_fails_at_once(
+    rig: Floor, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shortened: python -m tests.chaos.black_hole has the times of the real limits."""
+    for name, seconds in (("CALM_S", 0.2), ("OPEN_S", 0.3), ("TRIED_S", 0.3)):
+        monkeypatch.setattr(health, name, seconds)
+    found = await black_hole.run(tmp_path, way, seconds=1.0, work_s=0.03, slow_start=0.2)
+    figures.say("F130", black_hole.line(way, found))
+    assert found.ratio <= 0.02, black_hole.line(way, found)
+    assert found.asked > 2 * black_hole.FREE, "the three others serve"
+    rig.checked += 1
+
+
+async def test_f143_a_clients_bad_requests(rig: Floor) -> None:
+    async with rig([says(REFUSES), says(REFUSES)], **SLOW_PROBES) as r:
+        for _ in range(30):
+            got = await r.ask(headers={"X-Session-ID": "one"})
+            assert (got.status, got.is_clean) == (400, True)
+        members = [r.router.fleet.get(name) for name in ("i0", "i1")]
+        assert [m.health.last_error for m in members] == [None, None]
+        assert not any(m.health.is_suspect for m in members)
+        assert r.router.fleet.doubts(members, 0.0) is None
+        assert r.posts <= 30 * 10 / 9
+
+
+async def test_f144_another_key(rig: Floor) -> None:
+    other = black_hole.refuses(401)
+    async with rig([other, GOOD], instance_api_key="canary-sk-4d11-0123456789") as r:
+        r.engines[0].gets["/v1/models"] = plain(b"{}", "401 Unauthorized")
+        answers = [await r.ask() for _ in range(6)]
+        assert all(map(is_fine, answers))
+        await until(lambda: not r.is_up("i0"), "its trial fails")
+        told = r.state.instances.warnings["i0"]
+        assert told["answers"] == "its answers serve nobody: status 401 to the proxy's own key"
+        await until(lambda: "401" in told.get("models", "401"), "its models are asked for")
+
+
+@pytest.mark.parametrize("engines", [1, 3])
+async def test_f145_all_answer_with_nothing(rig: Floor, engines: int) -> None:
+    for way in ("{}", "html", "abort in one piece"):
+        async with rig([black_hole.WAYS[way]] * engines, **SLOW_PROBES) as r:
+            answers = [await r.ask() for _ in range(8)]
+            assert {got.status for got in answers} == {200}
+            assert len({got.body for got in answers}) == 1
+            assert engines == 1 or all(r.is_up(f"i{i}") for i in range(engines))

@@ -448,7 +448,7 @@ def first(text: str, ids: list[int], **more: Any) -> bytes:
     return b"data: %b\n\n" % orjson.dumps(head | {"choices": [choice]} | more)
 
 
-async def test_f173_who_is_to_go_on_with_a_drained_stream_hangs(rig: Floor) -> None:
+async def test_f138_who_is_to_go_on_with_a_drained_stream_hangs(rig: Floor) -> None:
     """Its client does not stand still for longer than a second; the stream stays."""
     words = [f" {n}" for n in range(80)]
     posts = 0
@@ -487,7 +487,7 @@ async def test_f173_who_is_to_go_on_with_a_drained_stream_hangs(rig: Floor) -> N
         assert not any(m.health.has_failed_lately for m in others), "it had no time to speak of"
 
 
-async def test_f174_a_stop_string_begins_before_a_move(rig: Floor) -> None:
+async def test_f139_a_stop_string_begins_before_a_move(rig: Floor) -> None:
     """What an engine holds back for it is 5 characters; the other one says the rest of it."""
     posts = 0
 
@@ -518,7 +518,7 @@ async def test_f174_a_stop_string_begins_before_a_move(rig: Floor) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1])
-async def test_f175_an_engine_hangs_in_mid_stream(
+async def test_f140_an_engine_hangs_in_mid_stream(
     rig: Floor, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """Its streams end, or go on elsewhere, once it is out for certain; the words say why."""
@@ -559,7 +559,7 @@ async def test_f175_an_engine_hangs_in_mid_stream(
             assert any("with --migration-limit 1 it could have gone on" in line for line in said)
 
 
-async def test_f175_one_that_goes_on_speaking_keeps_its_streams(
+async def test_f140_one_that_goes_on_speaking_keeps_its_streams(
     rig: Floor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its probes fail, and it is ejected; but its streams flow, so they are not ended."""
@@ -589,3 +589,36 @@ async def test_f175_one_that_goes_on_speaking_keeps_its_streams(
         may_end.set()
         got = await asked
         assert (got.is_clean, got.is_done) == (True, True)
+def token(text: str, ids: list[int], reason: str | None = None, **more: object) -> bytes:
+    """A chunk of a chat that says its token ids."""
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": reason, "token_ids": ids}
+    return b"data: %b\n\n" % orjson.dumps({"id": "x", "choices": [choice]} | more)
+
+
+@pytest.mark.parametrize("moves", [0, 1])
+@pytest.mark.parametrize("reason", ["abort", "error"])
+async def test_f146_ends_broken(rig: Floor, reason: str, moves: int) -> None:
+    """Each event is a piece of its own, so the client has the first token before the end comes."""
+    pieces = [token("fi", [1], prompt_token_ids=[7, 8]), token("", [], reason)]
+
+    async def breaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await apart(writer, [STREAM_HEAD, *map(chunk, pieces), DONE], 0.01)
+
+    async def good(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if b'"prompt":[7,8,1]' in r.engines[1].bodies[-1]:
+            rest = {"index": 0, "text": "ne", "finish_reason": "stop", "token_ids": [2]}
+            event = b"data: %b\n\n" % orjson.dumps({"id": "y", "choices": [rest]})
+            writer.write(STREAM_HEAD + chunk(event) + DONE)
+        else:
+            await GOOD(reader, writer)
+
+    async with rig([breaks, good], migration_limit=moves, **SLOW_PROBES) as r:
+        first = await r.ask()
+        assert first.is_clean
+        assert first.text == ("fine" if moves else "fi")
+        await until(lambda: not r.is_up("i0"), "its trial fails")
+        later = [await r.ask() for _ in range(6)]
+        assert [got.text for got in later] == ["fine"] * 6
+        record, *others = await r.records(7)
+        assert record["outcome"] == ("ok" if moves else "upstream_error")
+        assert {other["decode_instance"] for other in others} == {"i1"}

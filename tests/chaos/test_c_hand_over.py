@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.chaos import black_hole
 from tests.chaos.client import Connection, Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD, Scripted
@@ -403,3 +404,17 @@ async def test_f107_ps_answer_stays_short(rig: Floor) -> None:
         told = orjson.loads(p.bodies[-1])
         assert not {*asked, "logprobs", "logprob_token_ids"} & set(told)
         assert asked.items() <= orjson.loads(d.bodies[-1]).items()
+
+
+@pytest.mark.parametrize("how", ["401", "400", "{}", "html", "no choices"])
+async def test_f147_p_serves_nothing_at_once(rig: Floor, how: str) -> None:
+    """It is always idle, so each prompt would be sent there."""
+    async with rig(peer(black_hole.WAYS[how]), **ALWAYS, **SLOW_PROBES) as r:
+        assert is_fine(await r.ask(LONG))
+        await until(lambda: not r.is_up("i1"), "its trial fails")
+        asked = len(r.engines[1].bodies)
+        for i in range(4):
+            assert is_fine(await r.ask(words(2000, f"t{i}")))
+        assert len(r.engines[1].bodies) == asked
+        told = {line["fallback"] for line in await r.records(5)}
+        assert told == {"p_finish_reason" if how in ("{}", "no choices") else "p_error", None}

@@ -479,7 +479,7 @@ SHARED: dict[str, Any] = {
 }
 
 
-async def test_f171_one_tenant_fills_the_table_of_stored_responses(rig: Floor) -> None:
+async def test_f136_one_tenant_fills_the_table_of_stored_responses(rig: Floor) -> None:
     path, ask = "/v1/responses", {"model": "sim-8b", "input": "x", "max_output_tokens": 1}
     async with rig(sims=2, **SHARED) as r:
 
@@ -497,7 +497,7 @@ async def test_f171_one_tenant_fills_the_table_of_stored_responses(rig: Floor) -
 
 
 @pytest.mark.parametrize("is_served", [True, False])
-async def test_f172_one_tenant_fills_the_table_of_sessions(rig: Floor, *, is_served: bool) -> None:
+async def test_f137_one_tenant_fills_the_table_of_sessions(rig: Floor, *, is_served: bool) -> None:
     """Also with requests that the engine refuses."""
     engine = Scripted(GOOD)
     async with rig([engine], **SHARED, **SLOW_PROBES) as r:
@@ -523,7 +523,7 @@ LAST_NAMES = ['["a"]', "{}", '{"a":["b"]}', "[]", "null", "7", '"y"', "true"]
 
 
 @pytest.mark.parametrize("large", [False, True])
-async def test_f176_a_response_is_named_twice(rig: Floor, *, large: bool) -> None:
+async def test_f141_a_response_is_named_twice(rig: Floor, *, large: bool) -> None:
     """Whatever the last one holds, and however the names are spelled: none reaches an engine."""
     engine = Scripted(GOOD)
     async with rig([engine], **SHARED, **SLOW_PROBES) as r:

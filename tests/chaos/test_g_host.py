@@ -384,7 +384,7 @@ async def test_f95_an_instance_leaves_with_live_streams(rig: Floor, tmp_path: Pa
     rig.checked += 1
 
 
-async def test_f170_a_config_file_that_is_cut(rig: Floor, tmp_path: Path) -> None:
+async def test_f135_a_config_file_that_is_cut(rig: Floor, tmp_path: Path) -> None:
     """By the watch, by SIGHUP, and by SIGUSR2: what is closed stays closed."""
     config, keys = tmp_path / "proxy.toml", tmp_path / "keys"
     async with Scripted() as a, Scripted() as b:

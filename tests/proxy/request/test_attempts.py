@@ -23,6 +23,7 @@ from proxy.core.routing.request_flow import (
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind, Fallback, Instance, Reason, RequestFacts, RouterConfig
+from proxy.protocol.endpoints import OTHER
 from proxy.protocol.errors import UpstreamFailure
 from proxy.request.attempts import Attempts, PrefillFailed, PrefillRace
 from proxy.telemetry.metrics import Metrics
@@ -33,6 +34,7 @@ Leg = tuple[int, Any]
 EDITS = Edits({"kv": 1})
 GONE = PrefillFailed(Fallback.P_ERROR)
 OOPS = UpstreamFailure(FailureKind.RESET, "oops")
+HOLLOW = UpstreamFailure(FailureKind.HOLLOW, "it has nothing in it", status=200)
 
 
 class Answer:
@@ -64,9 +66,10 @@ class Scripted(Attempts):
     """Attempts of one request whose two legs end after so many ticks, in no network."""
 
     def __init__(self, owners: Any, flow: RequestFlow, peer: Leg, local: Leg) -> None:
-        super().__init__(owners, RequestRecord(request_id="r"), flow)
+        super().__init__(owners, RequestRecord(request_id="r"), flow, OTHER)
         self.peer, self.local = peer, local
         self.answer = Answer()
+        self.is_hollow = False
         self.open: set[str] = set()
 
     async def prefill(self, out: Any, leg: SendPrefill) -> Any:
@@ -74,6 +77,9 @@ class Scripted(Attempts):
 
     async def decode(self, out: Any, leg: Any) -> Any:
         return await self._attempt(*self.local)
+
+    def hollow_of(self, answer: Any) -> UpstreamFailure | None:
+        return HOLLOW if self.is_hollow else None
 
     async def _attempt(self, ticks: int, result: Any) -> Any:
         name = f"{ticks}{result}"
@@ -145,6 +151,14 @@ async def test_both_fail() -> None:
     with pytest.raises(UpstreamFailure):
         await race.run()
     assert race.flow.state is State.COMPUTING
+
+
+async def test_a_hollow_answer_does_not_win() -> None:
+    """It is there at once."""
+    race = Race(P, (1, "answer"))
+    race.attempts.is_hollow = True
+    assert await race.run() == EDITS
+    assert race.answer.is_closed
 
 
 async def test_only_p_where_d_may_not() -> None:

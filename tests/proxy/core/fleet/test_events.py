@@ -26,6 +26,8 @@ NO_FAULTS = {
     FailureKind.TOO_LONG,
     FailureKind.NO_ROOM,
     FailureKind.REDIRECT,
+    FailureKind.HOLLOW,
+    FailureKind.KEY_REFUSED,
 }
 """Not the instance's own, or no failure at all."""
 

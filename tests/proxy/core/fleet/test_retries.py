@@ -38,6 +38,8 @@ TABLE = {
     FailureKind.WENT_DOWN: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.NO_MODEL: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.TOO_LONG: (OTHER, OTHER, Fallback.D_FAILED),
+    FailureKind.HOLLOW: (OTHER, OTHER, Fallback.D_FAILED),
+    FailureKind.KEY_REFUSED: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.NO_ROOM: (GIVE_UP, GIVE_UP, Fallback.D_FAILED),
 }
 ONCE = {FailureKind.TIMEOUT, FailureKind.NO_MODEL}

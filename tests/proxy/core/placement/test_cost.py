@@ -59,6 +59,30 @@ def scene(
     return PlacementView(config, facts, home, columns, list, 0.0, latency, transfers)
 
 
+def doubting(view: PlacementView, **doubts: float) -> PlacementView:
+    """The same, with instances doubted for answers that served nobody."""
+    view.free.doubts = [doubts.get(name, 0.0) for name in view.free.names]
+    return view
+
+
+def test_one_that_fails_at_once_never_looks_idle() -> None:
+    """Nothing runs there, nothing waits, and it is the session's home."""
+    full = {"b": 3.0, "c": 3.5}
+    free = [candidate("a", 30_000), candidate("b", decode=90_000), candidate("c", decode=90_000)]
+    assert by_cost(scene(free, "a", busy_s=full)).decode.instance.name == "a"
+    for doubt in (0.5, 1.0):
+        choice = by_cost(doubting(scene(free, "a", busy_s=full), a=doubt))
+        assert choice.decode.instance.name == "b"
+        assert choice.prefill is None or choice.prefill.instance.name != "a"
+
+
+def test_where_all_are_doubted_alike_nothing_changes() -> None:
+    free = [candidate("a", 30_000), candidate("b"), candidate("c")]
+    choice = by_cost(doubting(scene(free), a=0.5, b=0.5, c=0.5))
+    assert choice.decode.instance.name == "a"
+    assert choice.prefill is None, "a doubted one prefills for nobody"
+
+
 def names(choice: Choice) -> tuple[str, str | None]:
     p = choice.prefill
     return choice.decode.instance.name, p.instance.name if p else None

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.fleet.health import FAULTS
+from proxy.core.fleet.hollow import REFUSALS
 from proxy.core.fleet.retries import Budget
 from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.routing.actions import (
@@ -416,6 +417,102 @@ def test_the_same_server_error_twice_is_the_requests_own_fault() -> None:
     it.flow.end(2.0)
     assert it.has_nothing_left()
     assert it.budget.in_flight == 0
+
+
+EMPTY = LegFailure(FailureKind.HOLLOW, "it has nothing in it", status=200)
+REFUSED = LegFailure(FailureKind.HOLLOW, "status 400", status=400)
+
+
+def test_a_hollow_answer_counts_once_another_instance_has_served_the_request() -> None:
+    it = Driver("a", "b")
+    it.flow.begin(0.0)
+    assert it.flow.asks_about(EMPTY, 1.0)
+    told = it.told(it.flow.decode_failed(EMPTY, 1.0, 0.5))
+    assert told == ["a failed", "retried after hollow", "decode on b again"]
+    assert not it.router.fleet.has_failed_lately("a"), "the request may be the cause"
+    assert it.told(it.flow.decode_answered(2.0)) == ["a failed"]
+    assert it.router.fleet.doubted() == {"a"}
+    it.flow.end(3.0)
+    assert it.has_nothing_left()
+
+
+def test_a_hollow_answer_that_another_gives_too_is_the_requests_own_fault() -> None:
+    it = Driver("a", "b", "c")
+    it.flow.begin(0.0)
+    it.flow.decode_failed(EMPTY, 1.0, 0.5)
+    assert not it.flow.asks_about(EMPTY, 2.0)
+    assert it.told(it.flow.decode_answered(2.0, is_served=False)) == []
+    assert not it.flow.failed("b", EMPTY, 3.0, has_begun=True), "not at its end either"
+    it.flow.completed(None)
+    assert not it.router.fleet.doubted()
+
+
+def test_a_refusal_is_asked_about_after_some_in_a_row() -> None:
+    it = Driver("a", "b")
+    asked = [it.flow.asks_about(REFUSED, 1.0) for _ in range(REFUSALS + 1)]
+    assert asked == [False] * REFUSALS + [True]
+    assert not it.router.fleet.doubted()
+
+
+def test_where_nobody_else_is_there_nobody_is_asked() -> None:
+    it = Driver("a")
+    it.flow.begin(0.0)
+    assert not it.flow.asks_about(EMPTY, 1.0)
+
+
+def test_a_hollow_answer_is_passed_on_where_the_other_attempt_fails() -> None:
+    it = Driver("a", "b")
+    it.flow.begin(0.0)
+    it.flow.decode_failed(EMPTY, 1.0, 0.5)
+    assert it.told(it.flow.decode_failed(LOST, 2.0, 0.5)) == ["b failed", "pause"]
+    assert it.told(it.flow.pause_over(2.1, 0.5)) == ["give up"]
+    answers = it.router.events.answers("b")
+    assert it.flow.decode_answered(4.0, is_served=False) == []
+    assert str(it.flow.state) == str(State.ANSWERED)
+    assert it.router.events.answers("b") == answers, "it is not b's"
+    it.flow.end(5.0)
+    assert it.has_nothing_left()
+
+
+def measured(it: Driver) -> object:
+    """The time of its prefill, which is about to be learned."""
+    return it.flow.route.measured
+
+
+def test_an_end_by_abort_counts_at_once_and_teaches_no_time() -> None:
+    it = Driver("a", "b")
+    it.flow.begin(0.0)
+    it.flow.decode_answered(1.0)
+    it.flow.first_token(1.0)
+    assert measured(it) is not None
+    assert it.told(it.flow.failed("a", EMPTY, 1.1, has_begun=True)) == ["a failed"]
+    assert measured(it) is None
+    assert it.router.fleet.doubted() == {"a"}
+
+
+def test_a_key_that_is_refused_is_doubted_with_or_without_others() -> None:
+    it = Driver("a")
+    it.flow.begin(0.0)
+    refused = LegFailure(FailureKind.KEY_REFUSED, "status 401", status=401)
+    assert not it.flow.asks_about(refused, 1.0)
+    it.flow.failed("a", refused, 1.0)
+    it.flow.decode_answered(1.0, is_served=False)
+    assert it.router.fleet.doubted() == {"a"}
+
+
+def test_a_list_that_still_has_a_denied_model_is_no_excuse() -> None:
+    it = Driver("a", "b")
+    for name in ("a", "b"):
+        it.router.observe_models(name, ["m"], {})
+    for is_known in (False, True):
+        flow = RequestFlow(it.router, it.budget, it.facts, it.flow.route, CAPS, 0.0, streams=True)
+        flow.begin(0.0)
+        flow.decode_failed(LegFailure(FailureKind.NO_MODEL, "denied", status=404), 1.0, 0.5)
+        flow.decode_answered(2.0)
+        assert it.router.fleet.doubted() == ({"a"} if is_known else set())
+        it.router.observe_models("a", ["m"], {})
+        flow.route.decode = it.router.fleet.members()[0].instance
+        flow.route.tried.clear()
 
 
 def test_two_server_errors_that_differ_are_tried_on_a_third() -> None:

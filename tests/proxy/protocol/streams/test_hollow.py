@@ -1,0 +1,124 @@
+"""Which answers under status 200 serve nobody, and which only look so."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.protocol.endpoints import OTHER, Dialect, endpoint_of
+from proxy.protocol.streams.hollow import ends_hollow, why_hollow, why_hollow_stream
+
+JSON, HTML = b"application/json", b"Text/HTML; charset=utf-8"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+DONE = b"data: [DONE]\n\n"
+
+
+def chat(content: str, reason: str) -> bytes:
+    message = b'{"role":"assistant","content":"%b"}' % content.encode()
+    choice = b'{"index":0,"message":%b,"finish_reason":"%b"}' % (message, reason.encode())
+    return b'{"id":"x","choices":[%b],"usage":{"prompt_tokens":1}}' % choice
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat("", "stop")),
+        (CHAT, chat("hi", "length")),
+        (CHAT, chat(r"say \"finish_reason\":\"abort\"", "stop")),
+        (CHAT, b'{"model":"abort" , "choices" : [ {"message":{"content":"a"}}]}'),
+        (CHAT, chat('a","x":"error', "stop")),
+        (TEXT, b'{"choices":[{"text":"","finish_reason":"stop","stop_reason":"abort"}]}'),
+        ("/v1/messages", b'{"type":"message","content":[],"stop_reason":"end_turn"}'),
+        ("/v1/messages/count_tokens", b'{"input_tokens":7}'),
+        ("/v1/responses", b'{"id":"resp_1","status":"queued","output":[]}'),
+        ("/v1/responses/resp_1", b'{"id":"resp_1","deleted":true}'),
+        ("/v1/embeddings", b'{"data":[]}'),
+        ("/tokenize", b'{"tokens":[]}'),
+        ("/v1/audio/transcriptions", b"words as text"),
+    ],
+)
+def test_answers_that_may_be_of_use(path: str, body: bytes) -> None:
+    assert why_hollow(endpoint_of(path), JSON, body) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, b""),
+        (CHAT, b" {}\r\n"),
+        (CHAT, b"null"),
+        (CHAT, b'{"choices":[]}'),
+        (CHAT, b'{"object":"error","message":"no","code":400}'),
+        (CHAT, b"OK"),
+        (CHAT, chat("hi", "abort")),
+        (CHAT, chat("", "error")),
+        (CHAT, b'{"choices":[{"text":"a","finish_reason": {"type": "abort","message":"x"}}]}'),
+        (TEXT, b'{"choices" : [ ]}'),
+        ("/v1/messages", b'{"error":{"message":"no"}}'),
+        ("/v1/responses", b'"ok"'),
+        ("/v1/embeddings", b"{}"),
+        ("/tokenize", b""),
+    ],
+)
+def test_answers_that_serve_nobody(path: str, body: bytes) -> None:
+    assert why_hollow(endpoint_of(path), JSON, body) is not None
+
+
+def test_a_page_is_no_answer_of_an_api() -> None:
+    page = b"<html>" + b"x" * 1000
+    assert why_hollow(endpoint_of(CHAT), HTML, page) == "it is a page for a browser"
+    assert why_hollow(endpoint_of("/v1/rerank"), HTML, page) is not None
+    assert why_hollow(OTHER, HTML, page) is None, "nobody knows what an extra path answers"
+
+
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+TOKEN = b'data: {"choices":[{"delta":{"content":"hi"},"finish_reason":null}]}\n\n'
+
+
+def end(reason: str) -> bytes:
+    return b'data: {"choices":[{"delta":{},"finish_reason":"%b"}]}\n\n' % reason.encode()
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_a_stream_that_ends_broken(reason: str, *, is_over: bool) -> None:
+    head = b": hello\n\n" + ROLE + TOKEN + end(reason)
+    assert why_hollow_stream(Dialect.CHAT, head, is_over=is_over) == f"finish reason {reason}"
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_stream_of_nothing(*, is_over: bool) -> None:
+    assert why_hollow_stream(Dialect.CHAT, DONE, is_over=is_over) is not None
+    assert why_hollow_stream(Dialect.COMPLETIONS, b"data:[DONE]\n\n", is_over=is_over) is not None
+    stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    assert why_hollow_stream(Dialect.MESSAGES, stop, is_over=is_over) is not None
+
+
+@pytest.mark.parametrize("head", [ROLE + DONE, ROLE + ROLE + DONE])
+def test_only_the_whole_stream_tells_that_it_has_no_token(head: bytes) -> None:
+    assert why_hollow_stream(Dialect.CHAT, head, is_over=False) is None
+    assert why_hollow_stream(Dialect.CHAT, head, is_over=True) is not None
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        ROLE + TOKEN + DONE,
+        ROLE + end("stop") + DONE,
+        TOKEN + end("length") + DONE,
+        TOKEN,
+        b'data: {"choices":[],"usage":{"completion_tokens":0}}\n\n' + DONE,
+    ],
+)
+def test_streams_that_may_be_of_use(head: bytes) -> None:
+    assert why_hollow_stream(Dialect.CHAT, head, is_over=True) is None
+    assert why_hollow_stream(Dialect.CHAT, head, is_over=False) is None
+
+
+def test_a_stream_of_an_unknown_kind_is_not_judged() -> None:
+    assert why_hollow_stream(Dialect.OPENAI, DONE, is_over=True) is None
+
+
+def test_named_ends_with_a_reason_or_counts_are_answers() -> None:
+    done = b'event: response.completed\ndata: {"response":{"status":"completed","output":[]}}\n\n'
+    assert why_hollow_stream(Dialect.RESPONSES, done, is_over=False) is None
+    assert ends_hollow(done, has_content=False) is None
