@@ -589,6 +589,8 @@ async def test_f140_one_that_goes_on_speaking_keeps_its_streams(
         may_end.set()
         got = await asked
         assert (got.is_clean, got.is_done) == (True, True)
+
+
 def token(text: str, ids: list[int], reason: str | None = None, **more: object) -> bytes:
     """A chunk of a chat that says its token ids."""
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": reason, "token_ids": ids}
