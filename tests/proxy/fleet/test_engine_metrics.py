@@ -228,7 +228,7 @@ def test_lines_are_read_as_prometheus_reads_them(
         (family,) = text_string_to_metric_families(line + "\n")
         (theirs,), (ours,) = family.samples, _samples(line.encode() + b"\n")
         assert (ours.name, dict(ours.labels)) == (theirs.name, theirs.labels)
-        assert ours.value == theirs.value or math.isnan(theirs.value)
+        assert ours.value == float(theirs.value) or math.isnan(theirs.value)
 
 
 MIB = 1 << 20
