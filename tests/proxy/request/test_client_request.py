@@ -168,6 +168,7 @@ async def test_half_a_surrogate_pair_arrives_as_it_came(tmp_path: Path, what: st
     body = form.replace(b"%s", HALF)
     log = tmp_path / "log"
     async with RawEngine(says(plain(b"{}"))) as engine:
+        engine.other = plain(b"{}")  # no list of models, in which none of these would be
         async with ServedProxy(log, [engine.address], kv_connector="none") as proxy:
             assert (await proxy.post(body, path)).status == 200
             assert engine.posts == [body]
