@@ -38,6 +38,7 @@ MOST_AT_ONCE = 64
 SILENT_S = 20.0
 NEST_BYTES = 12_000_000
 MANY_IDS = 160_000
+HALF_BYTES, HELD_S = 4 << 20, 5.0
 PROMPT_WORDS = 50
 """Of every request that an engine serves, hostile or not: a longer one's prefill would hold up the
 others on its engine, which no proxy can prevent and nobody need be hostile for."""
@@ -268,6 +269,28 @@ async def nobodys_response(on: Attack) -> str:
     return await on.send(request(None, {}, f"{RESPONSES}/resp_{on.dice.random()}", method))
 
 
+async def unfinished(on: Attack) -> str:
+    """A body of which the half comes, and then nothing for a while."""
+    connection = await connect(on.url)
+    head = request(b"", {"Content-Length": str(2 * HALF_BYTES)})
+    connection.send(head + b" " * HALF_BYTES)
+    await spend(HELD_S)
+    connection.close("RST")
+    return "left"
+
+
+async def refused_session(on: Attack) -> str:
+    """A session of its own, of a request that each engine refuses."""
+    head = {"X-Session-ID": f"refused-{on.dice.random()}"}
+    return await on.post(chat("x", max_tokens=-1), headers=head)
+
+
+async def stored(on: Attack) -> str:
+    body = {"model": MODEL, "input": "x", "request_id": f"resp_{on.dice.random()}"}
+    raw = orjson.dumps(body | {"store": True})
+    return await on.post(raw[:-1] + b',"request_id":["a"]}', RESPONSES)
+
+
 CLASSES: dict[str, Callable[[Attack], Awaitable[str]]] = {
     "nested body, 12 MB": nested,
     "deep JSON": deep,
@@ -289,6 +312,9 @@ CLASSES: dict[str, Callable[[Attack], Awaitable[str]]] = {
     "invented models, sessions": many_names,
     "odd numbers": odd_numbers,
     "nobody's response": nobodys_response,
+    "unfinished body": unfinished,
+    "session of a refused request": refused_session,
+    "stored response, named twice": stored,
 }
 
 

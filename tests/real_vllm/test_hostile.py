@@ -24,6 +24,7 @@ async def test_each_class_leaves_engines_and_others_as_they_were(
     figure: Callable[[str], None],
 ) -> None:
     monkeypatch.setattr(hostile, "SILENT_S", 0.5)
+    monkeypatch.setattr(hostile, "HELD_S", 0.5)
     body = ask(CHAT, words(400, "beside"), stream=True)
     wanted = await mooncake.fresh(mooncake.engines[0], CHAT, body)
     async with mooncake.proxy(tmp_path, **ALWAYS) as proxy:
