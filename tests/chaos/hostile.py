@@ -5,7 +5,8 @@
 
 An attack sends RATE requests per second while the last line on its stdin is `on`, none after
 `off`, and prints at the end of its stdin what became of each class, as JSON. An engine prints its
-URL and serves until its stdin ends. Processes of their own: what a large body costs its sender or
+URL, serves until its stdin ends, and is as hostile as an engine can be (`Lies`) while the last line
+on its stdin is `on`. Processes of their own: what a large body costs its sender or
 its engine must not be taken for what it costs the proxy's other clients.
 """
 
@@ -39,27 +40,64 @@ SILENT_S = 20.0
 NEST_BYTES = 12_000_000
 MANY_IDS = 160_000
 HALF_BYTES, HELD_S = 4 << 20, 5.0
+HEAVY_LINES, DEEP = 260, 300
 PROMPT_WORDS = 50
 """Of every request that an engine serves, hostile or not: a longer one's prefill would hold up the
 others on its engine, which no proxy can prevent and nobody need be hostile for."""
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MODEL = "sim-8b"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class BaitedApi(api.Api):
     """vLLM's HTTP with what clients can provoke: redirections, 500s, 404s, echoes of theirs."""
 
     def app(self) -> web.Application:
-        """The simulator's application, behind `_bait`."""
+        """The simulator's application, behind `_bait` and `LIES`."""
         made = super().app()
-        made.middlewares.append(_bait)
+        made.middlewares.extend([LIES.told, _bait])
         return made
 
 
+class Lies:
+    """What an engine says to cost others more than itself: documents that take long, empty answers.
+
+    Metrics of a megabyte in lines as long as are read, a model's card too deep to be written anew,
+    and every eighth answer has nothing in it.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._posts = 0
+        labels = ",".join(f'a{i}=""' for i in range(480))
+        self._metrics = b"vllm:num_requests_running{%b} 0\n" % labels.encode() * HEAVY_LINES
+        deep = b'{"a":' * DEEP + b"1" + b"}" * DEEP
+        self._models = b'{"object":"list","data":[{"id":"%b","x":%b}]}' % (MODEL.encode(), deep)
+
+    @web.middleware
+    async def told(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer, or have it answered."""
+        if not self.is_on:
+            return await handler(request)
+        if request.path == "/v1/models":
+            return web.Response(body=self._models, content_type="application/json")
+        if request.path == "/metrics":
+            answer = await handler(request)
+            assert isinstance(answer, web.Response)
+            assert isinstance(answer.body, bytes)
+            return web.Response(body=answer.body + self._metrics, content_type="text/plain")
+        if request.method == "POST":
+            self._posts += 1
+            if self._posts % 8 == 0:
+                return _answer({})
+        return await handler(request)
+
+
+LIES = Lies()
+
+
 @web.middleware
-async def _bait(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _bait(request: web.Request, handler: Handler) -> web.StreamResponse:
     if request.method != "POST":
         return await handler(request)
     if request.path.endswith("/"):
@@ -90,7 +128,8 @@ async def serve_engine() -> None:
     host.Api = BaitedApi  # type: ignore[attr-defined]
     async with host.SimFleet(1, speed=2.0) as fleet:
         _say(fleet.engines[0].url)
-        await asyncio.to_thread(sys.stdin.read)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            LIES.is_on = line.strip() == "on"
 
 
 @dataclass

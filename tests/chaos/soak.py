@@ -9,9 +9,9 @@ streams that say that they were cut are counted apart: that is what a fault may 
     python -m tests.chaos.soak --minutes 30 --rate 200 --hostile 0.01
 
 Without faults, and with a share of hostile requests (`hostile.py`) beside the others in every
-second phase: a hostile one lasts `--phase` seconds, all of them `--minutes` together. What the
-others feel is compared between the phases of one run. They may lose nothing, and a refusal is a
-loss here.
+second phase, in which one of the engines is hostile too: such a phase lasts `--phase` seconds, all
+of them `--minutes` together. What the others feel is compared between the phases of one run. They
+may lose nothing, and a refusal is a loss here.
 """
 
 from __future__ import annotations
@@ -292,7 +292,8 @@ class Alternation:
     share of the quiet ones as of the others.
     """
 
-    attacker: asyncio.subprocess.Process
+    told: Sequence[asyncio.subprocess.Process]
+    """Who is hostile in every second phase: clients, and one of the engines."""
     quiet_windows: list[Phase] = field(default_factory=list)
     hostile_windows: list[Phase] = field(default_factory=list)
     unused: Phase = field(default_factory=Phase)
@@ -330,8 +331,9 @@ class Alternation:
         await spend(length_s)
 
     def _tell(self, word: bytes) -> None:
-        assert self.attacker.stdin is not None
-        self.attacker.stdin.write(word + b"\n")
+        for child in self.told:
+            assert child.stdin is not None
+            child.stdin.write(word + b"\n")
 
 
 def together(phases: Iterable[Phase]) -> Phase:
@@ -374,7 +376,7 @@ async def beside_hostile(args: argparse.Namespace, folder: Path) -> list[str]:
         await proxy.up(ENGINES)
         rate = args.rate * args.hostile
         attacker = await stack.enter_async_context(child("attack", proxy.url, str(rate)))
-        turns = Alternation(attacker)
+        turns = Alternation([attacker, engines[0]])
         fds = await rest(proxy)
         begun_s, ticks = time.monotonic(), cpu_ticks()
         async with asyncio.TaskGroup() as group:

@@ -47,8 +47,8 @@ async def test_it_is_found_continued_and_changed_where_it_was_made(
     tmp_path: Path, *, streams: bool
 ) -> None:
     """Of four instances each holds some: ids are learned from bodies and from streams."""
-    in_turn = {"offload_policy": "never", "placement": "round-robin"}
-    async with proxied(tmp_path, 4, **in_turn) as (proxy, _):
+    in_turn = proxied(tmp_path, 4, offload_policy="never", placement="round-robin")
+    async with in_turn as (proxy, _):
         asks = (proxy.post(ASK | {"stream": streams}, PATH) for _ in range(8))
         answers = await asyncio.gather(*asks)
         ids = [answer.body.split(b'"id":"')[1].split(b'"')[0].decode() for answer in answers]
