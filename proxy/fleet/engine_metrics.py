@@ -111,7 +111,7 @@ def _sample(line: str) -> Sample | None:
         braces = _BRACES.match(rest)
         if braces is None:
             return None
-        rest, labels = rest[braces.end() :], dict(_labels(braces[1]))
+        rest, labels = rest[braces.end() :], _labels(braces[1])
     told = rest.split()
     try:
         return Sample(name[0], labels, float(told[0])) if 1 <= len(told) <= 2 else None
@@ -119,10 +119,11 @@ def _sample(line: str) -> Sample | None:
         return None
 
 
-def _labels(text: str) -> Iterator[tuple[str, str]]:
-    for match in _LABEL.finditer(text):
-        value = match[2]
-        yield match[1], _ESCAPED.sub(_unescaped, value) if "\\" in value else value
+def _labels(text: str) -> dict[str, str]:
+    labels = dict(_LABEL.findall(text))
+    if "\\" in text:
+        return {name: _ESCAPED.sub(_unescaped, value) for name, value in labels.items()}
+    return labels
 
 
 def _unescaped(match: re.Match[str]) -> str:

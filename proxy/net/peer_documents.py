@@ -21,8 +21,9 @@ LOOP_BYTES = 16 << 10
 """A longer exposition is parsed in a thread."""
 LINE_BYTES = 4096
 """A longer line is ignored; vLLM's are below 1 KiB."""
-MOST_LINES, MOST_WANTED = 1 << 15, 4096
-"""An exposition of more lines is ignored, and so are its wanted lines behind so many."""
+MOST_LINES, MOST_WANTED, WANTED_BYTES = 1 << 15, 4096, 1 << 18
+"""An exposition of more lines is ignored, and so are its wanted lines behind so many, or behind so
+many bytes of them: 64 data-parallel ranks have 200 KB, which take some 20 ms in a thread."""
 
 
 class TooMuchError(ValueError):
@@ -40,9 +41,15 @@ def wanted_lines(exposition: bytes, names: tuple[bytes, ...]) -> list[bytes]:
     """The lines of metrics that begin with one of these names; the last line may be cut."""
     if exposition.count(b"\n") > MOST_LINES:
         return []
-    lines = exposition.split(b"\n")[:-1]
-    found = [line for line in lines if line.startswith(names) and len(line) <= LINE_BYTES]
-    return found[:MOST_WANTED]
+    found: list[bytes] = []
+    left = WANTED_BYTES
+    for line in exposition.split(b"\n")[:-1]:
+        if line.startswith(names) and len(line) <= LINE_BYTES:
+            left -= len(line)
+            if left < 0 or len(found) == MOST_WANTED:
+                break
+            found.append(line)
+    return found
 
 
 async def parsed(parse: Callable[[bytes], T], exposition: bytes) -> T:

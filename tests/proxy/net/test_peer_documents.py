@@ -12,6 +12,7 @@ from proxy.net.peer_documents import (
     LOOP_BYTES,
     MOST_LINES,
     MOST_WANTED,
+    WANTED_BYTES,
     TooMuchError,
     parsed,
     read_json,
@@ -52,6 +53,8 @@ def test_of_lines_only_those_that_are_wanted_and_short_are_kept() -> None:
     assert wanted_lines(b"a 1\nb 2\n%b\nab 3\na 4" % long, (b"a",)) == [b"a 1", b"ab 3"]
     assert len(wanted_lines(b"a 1\n" * 10_000, (b"a",))) == MOST_WANTED
     assert wanted_lines(b"a 1\n" + b"\n" * MOST_LINES, (b"a",)) == []
+    wide = b"a" * LINE_BYTES + b"\n"
+    assert len(wanted_lines(wide * 1000, (b"a",))) == WANTED_BYTES // LINE_BYTES
 
 
 async def test_a_long_exposition_is_parsed_in_a_thread() -> None:
