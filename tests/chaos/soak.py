@@ -36,6 +36,7 @@ import orjson
 import uvloop
 
 from replayer.simulator.host import SimFleet
+from tests.bench.looplag import buckets, quantile_bound_s
 from tests.chaos import figures
 from tests.chaos import invariants as inv
 from tests.chaos.client import Got, connect, exchange, request
@@ -65,6 +66,7 @@ SETTLE_S = 2.0
 TTFT_RATIO = 1.1
 """The most that hostile requests may add to the others' p99 of the time to the first byte."""
 HOSTILE = "tests.chaos.hostile"
+LAG = "cache_proxy_loop_lag_seconds"
 OPTIONS = (
     *("--prefix-cache-bytes", "4MiB", "--max-sessions", "2000", "--health-interval", "0.5"),
     *("--ttft-timeout", "5", "--idle-timeout", "5", "--slow-start", "1"),
@@ -255,6 +257,8 @@ class Phase:
 
     ended: Counter[str] = field(default_factory=Counter)
     ttft_s: list[float] = field(default_factory=list)
+    lag: Counter[str] = field(default_factory=Counter)
+    """Samples of the lateness of the proxy's event loop, by the bucket's upper bound in seconds."""
 
     @property
     def lost(self) -> int:
@@ -266,6 +270,7 @@ class Phase:
     def add(self, other: Phase) -> None:
         self.ended += other.ended
         self.ttft_s += other.ttft_s
+        self.lag += other.lag
 
 
 async def timed(url: str, number: int, dice: random.Random, phase: Phase) -> None:
@@ -292,6 +297,7 @@ class Alternation:
     share of the quiet ones as of the others.
     """
 
+    proxy: Command
     told: Sequence[asyncio.subprocess.Process]
     """Who is hostile in every second phase: clients, and one of the engines."""
     quiet_windows: list[Phase] = field(default_factory=list)
@@ -326,9 +332,14 @@ class Alternation:
             left_s -= length_s
 
     async def _window(self, among: list[Phase], length_s: float) -> None:
-        self.now = Phase()
-        among.append(self.now)
+        phase = self.now = Phase()
+        among.append(phase)
+        before = await self._lag()
         await spend(length_s)
+        phase.lag = await self._lag() - before
+
+    async def _lag(self) -> Counter[str]:
+        return Counter(buckets(await self.proxy.exposition(), LAG))
 
     def _tell(self, word: bytes) -> None:
         for child in self.told:
@@ -376,7 +387,7 @@ async def beside_hostile(args: argparse.Namespace, folder: Path) -> list[str]:
         await proxy.up(ENGINES)
         rate = args.rate * args.hostile
         attacker = await stack.enter_async_context(child("attack", proxy.url, str(rate)))
-        turns = Alternation([attacker, engines[0]])
+        turns = Alternation(proxy, [attacker, engines[0]])
         fds = await rest(proxy)
         begun_s, ticks = time.monotonic(), cpu_ticks()
         async with asyncio.TaskGroup() as group:
@@ -444,11 +455,12 @@ def cpu_ticks() -> list[int]:
 
 def table(turns: Alternation, classes: dict[str, dict[str, int]]) -> None:
     """What the others felt by kind of phase, and what became of the hostile requests."""
-    say(f"{'phases':<28}{'requests':>10}{'lost':>6}{'TTFT p50':>11}{'p99':>11}")
+    say(f"{'phases':<28}{'requests':>10}{'lost':>6}{'TTFT p50':>11}{'p99':>11}{'loop lag p99':>16}")
     for name, phase in (("quiet", turns.quiet), ("hostile", turns.hostile)):
         p50, p99 = phase.percentile_ms(0.5), phase.percentile_ms(0.99)
-        total = sum(phase.ended.values())
-        say(f"{name:<28}{total:>10}{phase.lost:>6}{p50:>8.1f} ms{p99:>8.1f} ms")
+        total, lag_s = sum(phase.ended.values()), quantile_bound_s([phase.lag], 0.99)
+        lag = "-" if lag_s is None else f"<= {1e3 * lag_s:g} ms"
+        say(f"{name:<28}{total:>10}{phase.lost:>6}{p50:>8.1f} ms{p99:>8.1f} ms{lag:>16}")
     for name, ends in classes.items():
         said = ", ".join(f"{end} x {count}" for end, count in sorted(ends.items()))
         say(f"  {name:<26}{sum(ends.values()):>10}  {said}")
