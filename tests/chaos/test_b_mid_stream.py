@@ -480,9 +480,9 @@ async def test_f138_who_is_to_go_on_with_a_drained_stream_hangs(rig: Floor) -> N
         assert (await r.raw(request(None, {}, path, "DELETE"))).status == 202
         got = await asked
         assert (got.text, got.is_clean, got.is_done) == ("a" + "".join(words), True, True)
-        assert posts == 2
+        assert posts == 3
         (record,) = await r.records(1)
-        assert [row["ended"] for row in record["migrations"]] == ["time"]
+        assert [row["ended"] for row in record["migrations"]] == ["finished"]
         others = [m for m in r.router.fleet.members() if m.instance.name != name]
         assert not any(m.health.has_failed_lately for m in others), "it had no time to speak of"
 

@@ -251,7 +251,7 @@ class RequestFlow:
         """Instances that have lost the stream since its last token, or could not go on with it."""
         self._old: Instance | None = None
         """Where the stream still runs, while it is to be moved from there."""
-        self._warms = False
+        self._warms = self._has_warmed = False
         """It runs on there until the next one has computed what it had."""
         self._p = route.prefill
         """Also when the route has no P any more."""
@@ -462,7 +462,10 @@ class RequestFlow:
         has_stopped = self._old is not None and not self._warms
         if has_stopped and failure is not None and failure.kind in _LATE:
             # It was given no time to speak of; the stream has stood still for as long as it may.
-            return [self._stay(Event.MOVE_FAILED, Unmoved.TIME, output_tokens, now_s)]
+            if self._has_warmed or self._old is None:
+                return [self._stay(Event.MOVE_FAILED, Unmoved.TIME, output_tokens, now_s)]
+            self._step(Event.MOVE_FAILED, State.MOVING)
+            return [self._warm(self._old, now_s)]
         actions = [] if failure is None else self.failed(name, failure, now_s)
         move = self._move(Event.MOVE_FAILED, output_tokens, rest_s, now_s, leaves=self._old)
         return [*actions, move]
@@ -495,12 +498,19 @@ class RequestFlow:
         self._step(event, State.MOVING)
         self.moves += 1
         self._placed_s = now_s
-        self._warms = leaves is not None and route.predicted_prefill_s > MOVE_STOP_S
-        if self._warms and leaves is not None:
-            router.runs_on(route, leaves)
-        is_short = leaves is not None and not self._warms
-        limit = _STOP if is_short else self._first_event_limit(now_s)
-        return SendDecode(route.decode, None, limit, is_repeat=True, warms=self._warms)
+        self._warms = self._has_warmed = False
+        if leaves is not None and route.predicted_prefill_s > MOVE_STOP_S:
+            return self._warm(leaves, now_s)
+        limit = _STOP if leaves is not None else self._first_event_limit(now_s)
+        return SendDecode(route.decode, None, limit, is_repeat=True)
+
+    def _warm(self, old: Instance, now_s: float) -> SendDecode:
+        """Have the next instance compute what the stream has, while the stream runs on at `old`."""
+        self._warms = self._has_warmed = True
+        self._placed_s = now_s
+        self._router.runs_on(self.route, old)
+        limit = self._first_event_limit(now_s)
+        return SendDecode(self.route.decode, None, limit, is_repeat=True, warms=True)
 
     def _stay(self, event: Event, why: Unmoved, output_tokens: int, now_s: float) -> NotMoved:
         """The stream goes on where it is, or ends there."""

@@ -129,7 +129,15 @@ def leaving(moves: int = 1, tokens: int = PROMPT_TOKENS) -> tuple[Driver, SendDe
 def test_a_short_prompt_lets_the_stream_stand_still_for_a_second() -> None:
     it, send = leaving(moves=2, tokens=1000)
     assert (send.warms, send.limit.seconds, send.limit.cap_s) == (False, MOVE_STOP_S, MOVE_STOP_S)
-    told = it.told(it.flow.move_failed(LegFailure(FailureKind.TIMEOUT), 50, REST_S, 3.0))
+    late = LegFailure(FailureKind.TIMEOUT)
+    (warms,) = it.flow.move_failed(late, 50, REST_S, 3.0)
+    assert isinstance(warms, SendDecode)
+    assert (warms.instance.name, warms.warms, it.flow.moves) == ("b", True, 1), "it takes longer"
+    assert it.router.ledger.load("a").decode_tokens == 1000 + 50, "where the stream runs on"
+    (again,) = it.flow.move_again(70, 9.0)
+    assert isinstance(again, SendDecode)
+    assert (again.warms, again.limit.seconds) == (False, MOVE_STOP_S)
+    told = it.told(it.flow.move_failed(late, 70, REST_S, 10.0))
     assert told == ["not moved: time"], "nobody is blamed, and no other one asked"
     assert (it.flow.state, it.flow.route.decode.name) == (State.STREAMING, "a")
     assert it.router.ledger.load("b").is_idle
