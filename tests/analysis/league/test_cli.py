@@ -82,6 +82,7 @@ def test_a_long_command_says_how_far_it_is_and_ends_with_a_sentence(
     assert " to session-sticky, goodput " in last
 
 
+@pytest.mark.figures
 def test_a_trace_of_a_few_words_has_a_horizon_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
