@@ -390,7 +390,7 @@ class Relay:
         return not self._needs_end and (is_told or not is_cut(rest))
 
     def stop(self) -> None:
-        """Read no more of this answer for now: the stream is to go on elsewhere.
+        """Stop reading this answer: the stream is to go on elsewhere.
 
         What came meanwhile the client would get twice.
         """

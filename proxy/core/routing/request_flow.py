@@ -223,7 +223,7 @@ class RequestFlow:
         self.moves = 0
         """How many legs have begun to go on with the stream."""
         self.may_wait = False
-        """No attempt is left for now, as engines are busy: it may wait for one as at first."""
+        """Engines are busy and no attempt is left: it may wait for one as at first."""
         self._router, self._budget, self._facts, self._caps = router, budget, facts, caps
         self._placed_s = now_s
         self._streams = streams
