@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ WITHIN_S = 2.0
 LOOKS = {"health_interval": 0.1, "health_timeout": 0.2}
 """The defaults are 1 s and 1 s."""
 MODELS = plain(b'{"data":[{"id":"sim-8b"}]}')
+OTHER = plain(b'{"data":[{"id":"other-7b"}]}')
 PAGE = Path(__file__).parents[2] / "docs/operations.md"
 
 
@@ -89,20 +91,14 @@ async def wrong_port(folder: Path) -> AsyncIterator[ServedProxy]:
 
 
 @asynccontextmanager
-async def other_server(folder: Path) -> AsyncIterator[ServedProxy]:
-    async with RawEngine(says(ANSWER)) as good, RawEngine(says(ANSWER)) as site:
-        site.health = plain(b"", "404 Not Found")
-        instances = [f"a={site.address}", f"b={good.address}"]
-        async with ServedProxy(folder / "log", instances, **LOOKS) as proxy:
-            yield proxy
-
-
-@asynccontextmanager
-async def wrong_model(folder: Path) -> AsyncIterator[ServedProxy]:
-    async with RawEngine(says(ANSWER)) as good, RawEngine(says(ANSWER)) as other:
-        other.other = plain(b'{"data":[{"id":"other-7b"}]}')
-        instances = [f"a={other.address}", f"b={good.address}"]
-        async with ServedProxy(folder / "log", instances, model="sim-8b", **LOOKS) as proxy:
+async def beside(
+    folder: Path, *, health: bytes | None = None, other: bytes | None = None, **options: Any
+) -> AsyncIterator[ServedProxy]:
+    """An engine that answers so to probes, from the start, beside one that works."""
+    async with RawEngine(says(ANSWER)) as good, RawEngine(says(ANSWER)) as odd:
+        odd.health, odd.other = health or odd.health, other or odd.other
+        instances = [f"a={odd.address}", f"b={good.address}"]
+        async with ServedProxy(folder / "log", instances, **LOOKS | options) as proxy:
             yield proxy
 
 
@@ -115,18 +111,9 @@ async def other_model(folder: Path) -> AsyncIterator[ServedProxy]:
         await until(lambda: member.models == {"sim-8b"}, "it serves one model")
         await a.__aexit__()
         await until(lambda: member.health.is_gone, "it is gone")
-        a.other = plain(b'{"data":[{"id":"other-7b"}]}')
+        a.other = OTHER
         await a.__aenter__()
         yield proxy
-
-
-@asynccontextmanager
-async def wrong_key(folder: Path) -> AsyncIterator[ServedProxy]:
-    async with RawEngine(says(ANSWER)) as good, RawEngine(says(ANSWER)) as keyed:
-        keyed.other = plain(b"", "401 Unauthorized")
-        instances = [f"a={keyed.address}", f"b={good.address}"]
-        async with ServedProxy(folder / "log", instances, **LOOKS) as proxy:
-            yield proxy
 
 
 @asynccontextmanager
@@ -192,10 +179,10 @@ FAULTS: dict[str, Fault] = {
     "an engine is killed": killed,
     "an engine hangs": hung,
     "a wrong port": wrong_port,
-    "a port of another server": other_server,
-    "a wrong model": wrong_model,
+    "a port of another server": partial(beside, health=plain(b"", "404 Not Found")),
+    "a wrong model": partial(beside, other=OTHER, model="sim-8b"),
     "an engine comes back with another model": other_model,
-    "a wrong key": wrong_key,
+    "a wrong key": partial(beside, other=plain(b"", "401 Unauthorized")),
     "every engine is full": full,
     "overload: past a threshold": overload,
     "more than half are dead": most_dead,
