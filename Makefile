@@ -69,7 +69,7 @@ compiled: .cache/compiled/.installed
 	CACHE_PROXY_COMPILE=1 $(INSTALL) --no-deps --target .cache/compiled .
 	@touch $@
 
-## Every fault of tests/chaos/faults.toml, and what must hold after each. See docs/chaos.md.
+## Every fault of tests/chaos/faults.toml, and what must hold after each. See docs/contribute/chaos.md.
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/chaos
 
@@ -102,7 +102,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-## What the proxy costs beside its peers, minutes; BENCH="--quick" for less. See docs/benchmark.md.
+## What the proxy costs beside its peers, minutes; BENCH="--quick" for less. See docs/benchmarks/benchmark.md.
 bench: compiled
 	$(BIN)/python -m tests.bench --json .cache/bench/result.json $(BENCH)
 
@@ -115,7 +115,7 @@ bench-shell: compiled
 	$(COMPILED) -m tests.bench.bench_shell
 
 ## Routing quality beside other routers, on engines that are not ours: hours, or minutes with
-## ROUTING="--quick". See docs/benchmark.md.
+## ROUTING="--quick". See docs/benchmarks/benchmark.md.
 bench-routing: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.routing --out .cache/routing/result.json.gz $(ROUTING)
 

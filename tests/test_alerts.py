@@ -11,7 +11,7 @@ from tests.support.promql import Scrapes, as_drawn
 from tests.test_configs import EXPRESSIONS, alert_expression, alerts, exported
 
 GPU_CELSIUS = "cache_proxy_gpu_temperature_celsius"
-METRICS_PAGE = Path(__file__).parents[1] / "docs/metrics.md"
+METRICS_PAGE = Path(__file__).parents[1] / "docs/reference/metrics.md"
 WINDOW_S = 300.0
 STEP_S = 15.0
 TARGET = {"job": "cache-proxy", "instance": "here"}
@@ -275,7 +275,7 @@ def test_the_founding_alert_on_heat_is_there_with_our_names() -> None:
 
 
 def test_every_expression_can_be_evaluated() -> None:
-    """Those of docs/metrics.md too; over scrapes of everything that is exported."""
+    """Those of docs/reference/metrics.md too; over scrapes of everything that is exported."""
     scrapes = Scrapes()
     names = [
         name + "{" + ",".join(f'{label}="1"' for label in sorted(labels)) + "}"

@@ -1,4 +1,4 @@
-"""The files in configs/ and the tables of docs/options.md say what the code says."""
+"""The files in configs/ and the tables of docs/reference/options.md say what the code says."""
 
 import re
 from functools import cache
@@ -186,6 +186,8 @@ def test_prometheus_scrapes_the_default_port_and_loads_the_alerts():
 
 def test_option_tables_are_what_the_declarations_give():
     # To renew them: python -c "from proxy.config.load import *; print(option_tables(), end='')"
-    parts = (ROOT / "docs/options.md").read_text("utf-8").split("<!-- options -->")
-    assert len(parts) == 3, "docs/options.md needs the tables between two <!-- options --> lines"
+    parts = (ROOT / "docs/reference/options.md").read_text("utf-8").split("<!-- options -->")
+    assert len(parts) == 3, (
+        "docs/reference/options.md needs the tables between two <!-- options --> lines"
+    )
     assert parts[1].strip() == option_tables().strip()

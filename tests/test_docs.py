@@ -32,7 +32,7 @@ from tests.support.scenes import candidate
 from tests.test_layers import DIRECTIONS
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -60,10 +60,16 @@ def test_relative_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target), link
 
 
-def test_every_page_is_linked_from_the_readme():
-    linked = {link.partition("#")[0] for link in links(ROOT / "README.md")}
-    missing = {page.relative_to(ROOT).as_posix() for page in PAGES} - linked - {"README.md"}
-    assert not missing
+def linked_pages(page):
+    names = (link.partition("#")[0] for link in links(page) if "://" not in link)
+    found = {(page.parent / name).resolve() for name in names if name}
+    return {path for path in found if path.suffix == ".md"}
+
+
+def test_every_page_is_two_clicks_from_the_readme():
+    first = linked_pages(ROOT / "README.md")
+    second = {page for path in first for page in linked_pages(path)}
+    assert set(PAGES) <= first | second | {ROOT / "README.md"}
 
 
 def test_the_pictures_have_their_ends():
@@ -103,7 +109,7 @@ def test_the_directions_are_those_that_are_checked():
 
 
 def metric_table():
-    """The table of docs/metrics.md: every metric with its type, labels and help text."""
+    """The table of docs/reference/metrics.md: every metric with its type, labels and help text."""
     metrics = Metrics()
     for metric in vars(metrics).values():
         if isinstance(metric, Counts | Spreads) and metric.label_names:
@@ -132,11 +138,11 @@ def metric_table():
 
 def test_the_metrics_are_those_that_are_exported():
     # To renew them: python -c "from tests.test_docs import *; print(metric_table(), end='')"
-    assert marked("docs/metrics.md", "metrics") == metric_table().strip()
+    assert marked("docs/reference/metrics.md", "metrics") == metric_table().strip()
 
 
 def test_the_thermal_options_have_their_defaults_and_ranges():
-    text = (ROOT / "docs/thermal.md").read_text("utf-8")
+    text = (ROOT / "docs/concepts/thermal.md").read_text("utf-8")
     section = text.partition("\n## Options\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]*)\| [^|]+ \|$", section, re.MULTILINE)
     shown = {key: (default.strip(), allowed.strip()) for key, default, allowed in rows}
@@ -155,7 +161,7 @@ def _number(value):
 def test_the_limits_of_the_threat_model_are_the_defaults_and_their_metrics_exist():
     rows = re.findall(
         r"^\| [^|]+ \| `--([a-z-]+)` \| ([^|]+) \| ([^|]+) \|$",
-        marked("docs/security.md", "limits"),
+        marked("docs/operate/security.md", "limits"),
         re.MULTILINE,
     )
     assert len(rows) >= 20
@@ -170,13 +176,13 @@ def test_the_limits_of_the_threat_model_are_the_defaults_and_their_metrics_exist
 def test_the_request_log_has_every_field():
     # To renew it: python -c "from tests.support.glossary import *; print(log_fields())",
     # shadow_fields() for the part about --shadow-policy, migration_fields() for `migrations`.
-    assert marked("docs/request-log.md", "request log") == log_fields()
-    assert marked("docs/request-log.md", "shadow") == shadow_fields()
-    assert marked("docs/request-log.md", "migrations") == migration_fields()
+    assert marked("docs/reference/request-log.md", "request log") == log_fields()
+    assert marked("docs/reference/request-log.md", "shadow") == shadow_fields()
+    assert marked("docs/reference/request-log.md", "migrations") == migration_fields()
 
 
 def test_the_request_log_has_every_key_of_a_candidate():
-    text = (ROOT / "docs/request-log.md").read_text("utf-8")
+    text = (ROOT / "docs/reference/request-log.md").read_text("utf-8")
     section = text.partition("## Candidates")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
@@ -191,7 +197,7 @@ def test_the_request_log_has_every_key_of_a_candidate():
 
 def test_the_glossary_has_every_reason_status_and_class():
     # To renew it: python -c "from tests.support.glossary import *; print(glossary())"
-    assert marked("docs/glossary.md", "glossary") == glossary()
+    assert marked("docs/reference/glossary.md", "glossary") == glossary()
 
 
 def test_what_has_no_description_is_found():
@@ -206,7 +212,10 @@ def test_what_has_no_description_is_found():
         list(described(Undescribed))
 
 
-ABOUT_THE_PROXY = ("decisions", "http-api", "metrics", "operations", "request-log", "security")
+ABOUT_THE_PROXY = (
+    *("concepts/decisions", "operate/operations", "operate/security"),
+    *("reference/http-api", "reference/metrics", "reference/request-log"),
+)
 OTHER_FLAGS = {
     *("help", "version", "print-config", "print-file"),
     *("enable-prompt-tokens-details", "max-model-len"),  # of vLLM
@@ -220,11 +229,11 @@ def test_flags_that_a_page_names_are_options(name):
     named = {flag.removeprefix("no-") for flag in re.findall(r"`--([a-z-]*[a-z])[ `]", text)}
     known = {field.replace("_", "-") for field in Settings.model_fields}
     assert named <= known | OTHER_FLAGS
-    assert named or name == "metrics"
+    assert named or name == "reference/metrics"
 
 
 def path_table():
-    """The table of docs/http-api.md: every path that is relayed, and what it is for."""
+    """The table of docs/reference/http-api.md: every path that is relayed, and what it is for."""
     names = [row.path for row in RELAYED[:-1]] + [f"{RELAYED[-1].path}..."]
     named = zip(names, RELAYED, strict=True)
     rows = [f"| `{name}` | {', '.join(row.methods)} | {row.use} |" for name, row in named]
@@ -235,11 +244,11 @@ def path_table():
 
 def test_the_relayed_paths_are_those_with_a_row():
     # To renew them: python -c "from tests.test_docs import *; print(path_table(), end='')"
-    assert marked("docs/http-api.md", "relayed paths") == path_table().strip()
+    assert marked("docs/reference/http-api.md", "relayed paths") == path_table().strip()
 
 
 def test_admin_and_probe_paths_are_documented():
-    text = (ROOT / "docs/http-api.md").read_text("utf-8")
+    text = (ROOT / "docs/reference/http-api.md").read_text("utf-8")
     source = (ROOT / "proxy/app.py").read_text("utf-8")
     paths = set(re.findall(r'"(/[a-z_{}/]+)"', source))
     assert paths
@@ -247,7 +256,7 @@ def test_admin_and_probe_paths_are_documented():
 
 
 def test_every_row_of_the_thermal_document_names_tests_that_exist():
-    text = (ROOT / "docs/thermal.md").read_text("utf-8")
+    text = (ROOT / "docs/concepts/thermal.md").read_text("utf-8")
     rows = re.findall(r"^\| T(\d+) \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
     assert [int(number) for number, _ in rows] == [*range(1, 30)]
     for _, shown in rows:
@@ -257,7 +266,7 @@ def test_every_row_of_the_thermal_document_names_tests_that_exist():
 
 def test_every_requirement_of_the_founding_documents_is_shown():
     """Rows are numbered; each names tests that exist, or a command of the project."""
-    text = (ROOT / "docs/founding.md").read_text("utf-8")
+    text = (ROOT / "docs/lab/founding.md").read_text("utf-8")
     rows = re.findall(r"^\| (T?\d+) \|.*\| ([^|]*) \|$", text, re.MULTILINE)
     plain = [int(number) for number, _ in rows if number.isdecimal()]
     assert plain == [*range(1, 31), *range(40, 65)]

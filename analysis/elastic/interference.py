@@ -1,7 +1,8 @@
 """What a long prompt takes from a running stream, in the engine model: gaps between its tokens.
 
 One engine decodes. The prompt comes to it as well, or to a second engine that hands its KV over.
-The same was measured on real engines (docs/real-vllm.md), so the model can be held against them.
+The same was measured on real engines, so the model can be held against them
+(docs/deploy/real-vllm.md).
 """
 
 from __future__ import annotations

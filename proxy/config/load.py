@@ -94,7 +94,10 @@ def default_toml() -> str:
 
 
 def option_tables() -> str:
-    """The tables of docs/options.md: one per topic; TOML key and variable follow from the flag."""
+    """The tables of docs/reference/options.md, one per topic.
+
+    TOML key and variable follow from the flag.
+    """
     blocks = []
     for topic, members in grouped(Settings).items():
         rows = [_table_row(*member) for member in members]

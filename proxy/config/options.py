@@ -53,7 +53,7 @@ TOPICS = (
     *(FLEET, DECISIONS, CACHES, LIMITS, TIMEOUTS),
     *(NETWORK, ACCESS, TELEMETRY, PROCESS),
 )
-"""The groups of `--help`, of configs/proxy.toml and of docs/options.md, in their order."""
+"""The groups of `--help`, configs/proxy.toml and docs/reference/options.md, in their order."""
 WORD = r"^\S+$"
 Word = Annotated[str, Meta(pattern=WORD)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -239,8 +239,8 @@ class Settings(Model):
         Before(path_list),
         Option(
             ACCESS,
-            "Paths that are relayed beside those of docs/http-api.md; /* at the end: all below. "
-            "Those for operators of an engine (/v1/admin, LoRA adapters) never are.",
+            "Paths that are relayed beside those of docs/reference/http-api.md; /* at the end: all "
+            "below. Those for operators of an engine (/v1/admin, LoRA adapters) never are.",
             allowed="paths like /v1/images/generations,/v1/images/*",
             reloadable=True,
         ),
@@ -423,7 +423,7 @@ class Settings(Model):
         Option(
             CACHES,
             "Request headers that name a session, the first that is there wins, in place of the "
-            "order in docs/decisions.md; fields of the body come after them.",
+            "order in docs/concepts/decisions.md; fields of the body come after them.",
             allowed=HEADERS_FORM,
             reloadable=True,
         ),

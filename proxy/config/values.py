@@ -16,8 +16,9 @@ DEFAULT_PORT = 8000
 """Port of an instance that is given by its host alone: that of `vllm serve`."""
 INSTANCE_FORM = (
     f"[name=]host:port (port {DEFAULT_PORT} where none is given) or [name=]http(s)://host:port, "
-    "then optionally ;bootstrap=PORT or ;bootstrap=http(s)://host:port, ;gpus=0-3 and what reads "
-    "these GPUs (;dcgm=9400, see docs/gpu-sensors.md), ;thermal=plugin, in quotes in a shell"
+    "then optionally ;bootstrap=PORT or ;bootstrap=http(s)://host:port, ;gpus=0-3 and what "
+    "reads these GPUs (;dcgm=9400, see docs/operate/gpu-sensors.md), "
+    ";thermal=plugin, in quotes in a shell"
 )
 THERMAL = ("plugin",)
 """Who keeps an instance's cap while it is hot, where that is not the proxy."""

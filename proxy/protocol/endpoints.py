@@ -175,7 +175,7 @@ OPERATORS_ONLY = ("/v1/admin", "/v1/load_lora_adapter", "/v1/unload_lora_adapter
 """Paths that change one engine, with all below them; no option has them relayed."""
 _LONGEST = max(len(path) for path in ENDPOINTS) + 8
 """Characters of a path beyond which it resembles none that is known."""
-_NO_HINT = "not relayed; docs/http-api.md lists what is, --extra-paths adds to it"
+_NO_HINT = "not relayed; docs/reference/http-api.md lists what is, --extra-paths adds to it"
 _HINTS = (
     ("/v1/realtime", "websockets are not relayed"),
     ("/api/", "this is OpenAI's API below /v1, not Ollama's"),

@@ -33,7 +33,7 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session")
 def table(pytestconfig: pytest.Config) -> list[str]:
-    """Lines that are printed at the end of the run: the table of docs/clients.md."""
+    """Lines that are printed at the end of the run: the table of docs/concepts/clients.md."""
     return pytestconfig.stash[_TABLE]
 
 

@@ -1,4 +1,4 @@
-"""The claims of docs/figures.md in small: fixed seeds, sample trace, four engines, virtual time.
+"""Claims of docs/benchmarks/ in small: fixed seeds, sample trace, four engines, virtual time.
 
 Nothing here depends on the machine: equal code gives equal figures. A change of the policy that
 loses one of these has to show in the league what it wins instead.

@@ -1,4 +1,4 @@
-"""Typical mistakes as they are made, and the message of each; docs/mistakes.md shows them."""
+"""Typical mistakes and the message of each; docs/operate/mistakes.md shows them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ ASKED = (
     ("GET /v1", 404, "/v1 ends a client's base URL; its requests go to paths below"),
     ("POST /api/chat", 404, "this is OpenAI's API below /v1, not Ollama's"),
     ("GET /v1/realtime", 404, "websockets are not relayed"),
-    ("POST /v1/images/generations", 404, "not relayed; docs/http-api.md lists what is"),
+    ("POST /v1/images/generations", 404, "not relayed; docs/reference/http-api.md lists what is"),
     ("POST /v1/admin/batch", 404, "changes one engine only; ask that engine itself"),
     (f"GET {CHAT}", 405, "method: GET is not for this path; allowed: POST"),
     ("POST /", 405, "method: POST is not for this path; allowed: GET, HEAD"),
@@ -150,7 +150,7 @@ SEEN = (
 
 
 def page() -> str:
-    """The tables of docs/mistakes.md."""
+    """The tables of docs/operate/mistakes.md."""
     blocks = []
     for title, head, rows in (
         ("A command line that is refused", ("typed", "says"), TYPED),
@@ -179,7 +179,7 @@ def as_a_shell(typed: str) -> tuple[dict[str, str], str, list[str]]:
 def test_there_are_fifty_and_the_page_shows_them() -> None:
     # To renew it: python -c "from tests.scenarios.test_mistakes import *; print(page(), end='')"
     assert len({row[0] for rows in (TYPED, STARTED, ASKED, SEEN) for row in rows}) >= 50
-    parts = (ROOT / "docs/mistakes.md").read_text("utf-8").split("<!-- mistakes -->")
+    parts = (ROOT / "docs/operate/mistakes.md").read_text("utf-8").split("<!-- mistakes -->")
     assert parts[1].strip() == page().strip()
 
 

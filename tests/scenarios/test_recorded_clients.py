@@ -81,9 +81,12 @@ def test_each_agent_of_a_session_has_one_name(client: str) -> None:
 
 
 def test_the_page_has_every_agent_and_every_recording() -> None:
-    rows = [line.split("|")[1:4] for line in marked("docs/clients.md", "agents").splitlines()[2:]]
+    rows = [
+        line.split("|")[1:4]
+        for line in marked("docs/concepts/clients.md", "agents").splitlines()[2:]
+    ]
     told = [(name.strip(), version.strip()) for name, version, _ in rows]
     assert told == [(agent.name, agent.version) for agent in ALL]
-    page = (ROOT / "docs/clients.md").read_text("utf-8")
+    page = (ROOT / "docs/concepts/clients.md").read_text("utf-8")
     for client in CLIENTS:
         assert client.rpartition("-")[2] in page, client

@@ -1,4 +1,4 @@
-"""The tables of docs/glossary.md and docs/request-log.md, from the docstrings of what they list.
+"""The tables of the glossary and of the request log's page, from docstrings of what they list.
 
 Python forgets the docstring of a member of an enumeration or of a field, so the source is read.
 """
@@ -86,7 +86,7 @@ SECTIONS: tuple[tuple[str, str, type[StrEnum]], ...] = (
     (
         "Streams that do not go on elsewhere",
         "`outcome` of `cache_proxy_migrations_total`, and `ended` in the request log's "
-        "`migrations`; see [Migration](migration.md).",
+        "`migrations`; see [Migration](../concepts/migration.md).",
         Unmoved,
     ),
     (
@@ -105,7 +105,7 @@ STATUSES = (
     "Answers that the proxy makes itself, beside busy answers (`--overload-status`; 503 where no "
     "instance is up, or the proxy stops or is short of memory). Any other status is an engine's. A "
     "stream that breaks ends with an event that has a code of its own: see "
-    "[What it decides](decisions.md#when-an-instance-fails)."
+    "[What it decides](../concepts/decisions.md#when-an-instance-fails)."
 )
 REFUSALS = "`reason` of `cache_proxy_client_errors_total`; not in the request log."
 JSON_TYPES = {
@@ -179,7 +179,7 @@ def field_table(record: type) -> str:
 
 
 def log_fields() -> str:
-    """The table of docs/request-log.md."""
+    """The table of docs/reference/request-log.md."""
     return field_table(RequestRecord)
 
 
@@ -194,7 +194,7 @@ def migration_fields() -> str:
 
 
 def glossary() -> str:
-    """The generated part of docs/glossary.md."""
+    """The generated part of docs/reference/glossary.md."""
     parts = [(title, where, words(listed)) for title, where, listed in SECTIONS]
     parts.insert(5, ("Statuses", STATUSES, statuses()))
     parts.append(("Bytes that are no request", REFUSALS, refusals()))

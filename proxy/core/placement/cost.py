@@ -92,7 +92,7 @@ Terms = tuple[float, float, float, float, float, float, float, float]
 class Weights:
     """Weights of other requests' seconds against seconds of this request's first token.
 
-    Found in the league (docs/figures.md) by search over three traces, both regimes and three loads;
+    Found in the league by search over three traces, both regimes and three loads;
     the optimum is flat. Those of KV were looked at on the profile `foreign` only.
 
     `harm`: per stream and second of stall; `decode`: per second of an output

@@ -81,7 +81,10 @@ async def test_a_path_passes_with_a_row_or_by_option(tmp_path: Path) -> None:
             for path in asked:
                 answer = await raw(proxy, post(path))
                 assert answer.startswith(b"HTTP/1.1 404 ")
-                assert b"path: not relayed; docs/http-api.md lists what is, --extra-paths" in answer
+                assert (
+                    b"path: not relayed; docs/reference/http-api.md lists what is, --extra-paths"
+                    in answer
+                )
             assert len(engine.posts) == served == len(ENDPOINTS) + 1
         extra = "/v1/images/generations,/v1/files/*,/invocations"
         async with ServedProxy(tmp_path / "log", [engine.address], extra_paths=extra, **own) as p:
