@@ -38,7 +38,8 @@ from tests.bench.tables import Grid, number
 INSTANCES = 8
 RUNS, REQUESTS = 7, 1000
 USAGE = b'{"prompt_tokens":500,"total_tokens":508,"completion_tokens":8}'
-WHOLE = b'{"id":"x","object":"chat.completion","choices":[],"usage":' + USAGE + b"}"
+MESSAGE = b'[{"index":0,"message":{"role":"assistant","content":"a"},"finish_reason":"stop"}]'
+WHOLE = b'{"id":"x","object":"chat.completion","choices":%b,"usage":%b}' % (MESSAGE, USAGE)
 EVENT = b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 EVENTS = EVENT + b'data: {"id":"x","choices":[],"usage":' + USAGE + b"}\n\ndata: [DONE]\n\n"
 BODIES = {"plain": "2k_plain8", "stream": "2k_stream1", "events": "2k_stream1"}
