@@ -102,7 +102,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-## What the proxy costs beside its peers, minutes; BENCH="--quick" for less. See docs/benchmarks/benchmark.md.
+## What the proxy costs beside its peers, minutes; BENCH="--quick" for less. See docs/contribute/measuring.md.
 bench: compiled
 	$(BIN)/python -m tests.bench --json .cache/bench/result.json $(BENCH)
 
@@ -115,7 +115,7 @@ bench-shell: compiled
 	$(COMPILED) -m tests.bench.bench_shell
 
 ## Routing quality beside other routers, on engines that are not ours: hours, or minutes with
-## ROUTING="--quick". See docs/benchmarks/benchmark.md.
+## ROUTING="--quick". See docs/contribute/measuring.md.
 bench-routing: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.routing --out .cache/routing/result.json.gz $(ROUTING)
 

@@ -21,7 +21,7 @@ from tests.bench.scenarios import SCENARIOS
 from tests.bench.sessions import SCENARIO as SESSIONS
 from tests.bench.sessions import WHAT as SESSIONS_WHAT
 
-PUBLISHED = Path("docs/benchmarks/benchmark.md")
+PUBLISHED = Path("docs/benchmarks/cost.md")
 WORK = Path(".cache/bench")
 MARK = "<!-- bench -->"
 WIDTH = 150
