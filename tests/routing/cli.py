@@ -17,8 +17,9 @@ from rich.console import Console
 from replayer.arguments import OneLineParser, names, positive, positive_count
 from replayer.demo.processes import Stopped
 from replayer.trace.rows import TraceError
+from tests.bench.cli import write_between_marks
 from tests.bench.peers import ROOT
-from tests.routing import bound, environments, tables
+from tests.routing import bound, chart, environments, published, tables
 from tests.routing.environments import RoutingError
 from tests.routing.load import SESSIONS_AT_A_TIME, SHAPES, TURNS, Sessions, Shape, shape_of
 from tests.routing.measured import BUSY_LIMIT, Result, Run
@@ -82,9 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        if given.report:
-            return _report(Result.merged([Result.load(path) for path in given.report]), console)
-        return _compare(_options(given), console)
+        return _command(given, console)
     except (RoutingError, TraceError) as error:
         print(f"bench-routing: {error}", file=sys.stderr)
         return 2
@@ -97,6 +96,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bench-routing: stopped", file=sys.stderr)
         return 130
+
+
+def _command(given: argparse.Namespace, console: Console) -> int:
+    if given.report:
+        return _report(Result.merged([Result.load(path) for path in given.report]), console)
+    if given.publish is not None:
+        publish(given.publish)
+        return 0
+    if given.chart:
+        path, *results = given.chart
+        path.write_text(chart.svg(_comparisons(results or [published.FIGURES])))
+        return 0
+    return _compare(_options(given), console)
+
+
+def _comparisons(paths: Sequence[Path]) -> list[published.Comparison]:
+    return published.together([published.load(path) for path in paths])
+
+
+def publish(results: Sequence[Path]) -> None:
+    """Add results to the published figures, and make page and chart from those anew."""
+    made = _comparisons([published.FIGURES, *results])
+    published.save(published.FIGURES, made)
+    published.CHART.write_text(chart.svg(made))
+    write_between_marks(published.PAGE, published.markdown(made))
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
@@ -272,5 +296,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="JSON", help="every request of every run, for --report")
     add("--report", type=Path, nargs="+", metavar="JSON",
         help="print the tables of earlier runs, taken together")  # fmt: skip
+    add("--publish", type=Path, nargs="*", metavar="JSON",
+        help=f"put earlier runs into {published.FIGURES}, and make {published.PAGE.name} and "
+        f"{published.CHART.name} from it; without a file: only make them anew")  # fmt: skip
+    add("--chart", type=Path, nargs="+", metavar=("SVG", "JSON"),
+        help=f"write a bar chart of earlier runs; default: of {published.FIGURES}")  # fmt: skip
     add("--no-install", dest="installs", action="store_false", help="install nothing")
     return parser

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from analysis.measures import percentile
+from tests.bench.peers import ROOT
 from tests.bench.result import machine_class
 from tests.routing.environments import RoutingError
 
@@ -104,11 +106,13 @@ class Result:
     speedup: float
     ours: str
     runs: list[Run] = field(default_factory=list)
+    commit: str = ""
+    """The project's commit; empty: not known."""
 
     @classmethod
     def begin(cls, trace: str, speedup: float, ours: str) -> Result:
-        """A result without runs, on this machine."""
-        return cls(machine_class(), trace, speedup, ours)
+        """A result without runs, on this machine and commit."""
+        return cls(machine_class(), trace, speedup, ours, commit=_commit())
 
     def of(self, shape: str, load: str) -> list[Run]:
         """The runs of a fleet at a load, without those that failed as a whole."""
@@ -153,6 +157,16 @@ class Result:
         }
         whole.runs = list(runs.values())
         return whole
+
+
+def _commit() -> str:
+    """The commit of this clone, with a mark where files are changed; empty without git."""
+    command = ("git", "describe", "--always", "--dirty")
+    try:
+        told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return told.stdout.strip()
 
 
 def answers(rows: Iterable[dict[str, Any]], speedup: float) -> tuple[Answered, ...]:

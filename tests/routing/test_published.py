@@ -1,0 +1,136 @@
+"""The published figures: page, chart and README say what the JSON of the runs says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.bench.cli import MARK, write_between_marks
+from tests.bench.peers import ROOT
+from tests.routing import chart, cli, published
+from tests.routing.environments import RoutingError
+from tests.routing.measured import Run
+from tests.routing.runs_for_tests import result, run
+from tests.routing.systems import RIVALS
+
+FIGURE = re.compile(r"(?<![\w.])\d+\.\d+(?!\.?\w)")
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?!\.?\w)")
+NO_FIGURE = re.compile(
+    r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>|Python 3\.\d+|[\w.]-\d\.\d", re.DOTALL
+)
+"""Code, links, tags, versions."""
+
+
+def runs(mean_s: float, seed: int = 1) -> Iterator[Run]:
+    """A comparison with every rival, which all take ten times as long."""
+    yield run("cache-proxy", seed, [mean_s, mean_s], "gauges")
+    for system in RIVALS:
+        yield run(system, seed, [10 * mean_s, 10 * mean_s])
+
+
+def test_a_result_becomes_medians_and_ratios(tmp_path: Path) -> None:
+    made = result(*runs(1.0), *runs(3.0, 2), *runs(5.0, 3))
+    made.save(tmp_path / "raw.json.gz")
+    [one] = published.load(tmp_path / "raw.json.gz")
+    assert one.systems["cache-proxy gauges"]["ttft_mean_s"] == 3.0
+    assert one.systems["vllm-router-cache"]["ttft_p90_s"] == 30.0
+    assert (one.seeds, one.speedups, one.is_whole) == ([1, 2, 3], [2.0], True)
+    mean = next(ratio for ratio in one.ratios if ratio.figure == "TTFT mean")
+    assert (mean.median, mean.at_most, mean.is_met, mean.together[0]) == (0.1, 1.0, True, 0.1)
+    assert "--shapes 4x262k --loads low" in one.command
+    assert "--modes gauges --seeds 1-3 --speedup 2" in one.command
+
+
+def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
+    made = published.comparisons(result(*runs(1.0)))
+    published.save(tmp_path / "a.json", made)
+    assert published.load(tmp_path / "a.json") == made
+
+
+@pytest.mark.parametrize("text", ["", "[1", '{"comparisons": [{}]}', '{"comparisons": 1}', "[]"])
+def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(RoutingError, match=r"a\.json: must be"):
+        published.load(tmp_path / "a.json")
+
+
+def test_a_later_run_takes_the_place_of_an_earlier_one() -> None:
+    [old], [new] = (published.comparisons(result(*runs(mean_s))) for mean_s in (1.0, 2.0))
+    [other] = published.comparisons(result(*runs(1.0, seed=9)))
+    assert published.together([[old, other], [new]]) == [new, other]
+
+
+def test_a_missed_target_and_what_was_not_measured_are_said() -> None:
+    rivals = [one for one in runs(1.0) if one.system != "cache-proxy"]
+    slow = result(*rivals, run("cache-proxy", 1, [20.0, 20.0], "gauges"))
+    few = result(run("dynamo-kv", 1, [1.0]), run("cache-proxy", 1, [0.5], "gauges"))
+    text = published.markdown([*published.comparisons(slow), *published.comparisons(few)])
+    assert "| TTFT mean | 1 | 2.00, missed |" in text
+    assert "| 4 engines, low | 20.0 / 20.0 | 10.0 / 10.0 |" in text
+    assert "| 4 engines, low, seed 1, clock x2 | 0.50 / 0.50 | 1.00 / 1.00 |  |  |  |" in text
+    assert "| TTFT mean | 1 | 0.50 |" in text
+
+
+def test_the_longest_bar_is_that_of_the_slowest() -> None:
+    made = published.comparisons(result(*runs(1.0)))
+    tree = ElementTree.fromstring(chart.svg(made))
+    widths = [float(bar.attrib["width"]) for bar in tree.iter("{http://www.w3.org/2000/svg}rect")]
+    assert widths == [chart.BAR_WIDTH / 10, *[chart.BAR_WIDTH] * 4]
+    assert chart.svg([]).count("<rect") == 0
+
+
+def test_the_chart_needs_nothing_from_elsewhere() -> None:
+    text = (ROOT / published.CHART).read_text("utf-8")
+    assert "prefers-color-scheme: dark" in text
+    assert not re.findall(r"<script|@import|url\(|href", text)
+
+
+def test_publishing_makes_all_three(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    published.PAGE.parent.mkdir(parents=True)
+    published.PAGE.write_text(f"{MARK}\n{MARK}\n")
+    published.save(published.FIGURES, published.comparisons(result(*runs(1.0))))
+    result(*runs(2.0)).save(Path("new.json.gz"))
+    assert cli.main(["--publish", "new.json.gz"]) == 0
+    [one] = published.load(published.FIGURES)
+    assert one.systems["cache-proxy gauges"]["ttft_mean_s"] == 2.0
+    assert "| 2.00 / 2.00 |" in published.PAGE.read_text()
+    assert ">20.0</text>" in published.CHART.read_text()
+    assert cli.main(["--chart", "other.svg", "new.json.gz"]) == 0
+    assert Path("other.svg").read_text() == published.CHART.read_text()
+    assert cli.main(["--chart", "other.svg", "none.json"]) == 2
+    assert "none.json: No such file" in capsys.readouterr().err
+
+
+def test_page_and_chart_are_made_from_the_published_figures(tmp_path: Path) -> None:
+    # To renew them: python -m tests.routing --publish
+    made = published.load(ROOT / published.FIGURES)
+    page = (ROOT / published.PAGE).read_text("utf-8")
+    (tmp_path / "page.md").write_text(page)
+    write_between_marks(tmp_path / "page.md", published.markdown(made))
+    assert (tmp_path / "page.md").read_text() == page
+    assert (ROOT / published.CHART).read_text("utf-8") == chart.svg(made)
+
+
+def published_numbers() -> set[float]:
+    """Every number in the JSON of a run, and in a table that a command has made of one."""
+    folder = (ROOT / published.PAGE).parent
+    texts = [path.read_text("utf-8") for path in folder.glob("*.json")]
+    texts += [
+        path.read_text("utf-8").split(MARK)[1]
+        for path in folder.glob("*.md")
+        if MARK in path.read_text("utf-8")
+    ]
+    return {float(number) for text in texts for number in NUMBER.findall(text)}
+
+
+def test_every_figure_of_the_readme_is_a_runs() -> None:
+    text = NO_FIGURE.sub(" ", (ROOT / "README.md").read_text("utf-8"))
+    known = published_numbers()
+    assert [figure for figure in FIGURE.findall(text) if float(figure) not in known] == []
