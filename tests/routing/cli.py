@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from types import FrameType
 
@@ -21,7 +20,7 @@ from tests.bench.cli import write_between_marks
 from tests.bench.peers import ROOT
 from tests.routing import bound, chart, environments, published, tables
 from tests.routing.environments import RoutingError
-from tests.routing.load import SESSIONS_AT_A_TIME, SHAPES, TURNS, Sessions, Shape, shape_of
+from tests.routing.load import SESSIONS_AT_A_TIME, SHAPES, TRACE, TURNS, Sessions, Shape, shape_of
 from tests.routing.measured import BUSY_LIMIT, Result, Run
 from tests.routing.runs import Cell, Runner
 from tests.routing.systems import (
@@ -40,7 +39,6 @@ from tests.routing.systems import (
 )
 from tests.routing.verdict import gross_faults
 
-TRACE = Path(str(files("replayer") / "data" / "agentic_sessions.trace.jsonl.gz"))
 WORK = Path(".cache/routing")
 SEEDS = 3
 QUICK_SYSTEMS, QUICK_TURNS = ("dynamo-kv", OURS), 4
@@ -106,18 +104,14 @@ def _command(given: argparse.Namespace, console: Console) -> int:
         return 0
     if given.chart:
         path, *results = given.chart
-        path.write_text(chart.svg(_comparisons(results or [published.FIGURES])))
+        path.write_text(chart.svg(published.read(results or [published.FIGURES])))
         return 0
     return _compare(_options(given), console)
 
 
-def _comparisons(paths: Sequence[Path]) -> list[published.Comparison]:
-    return published.together([published.load(path) for path in paths])
-
-
 def publish(results: Sequence[Path]) -> None:
     """Add results to the published figures, and make page and chart from those anew."""
-    made = _comparisons([published.FIGURES, *results])
+    made = published.read([published.FIGURES, *results])
     published.save(published.FIGURES, made)
     published.CHART.write_text(chart.svg(made))
     write_between_marks(published.PAGE, published.markdown(made))

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from replayer.trace.loaders import TraceRequest, block_ids, read_trace
 from tests.routing.engine import BLOCK_TOKENS
 from tests.routing.environments import RoutingError
 
+TRACE = Path(str(files("replayer") / "data" / "agentic_sessions.trace.jsonl.gz"))
 TURNS = 12
 OUTPUT_TOKENS = 400
 """Longest answer; longer ones are cut."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import orjson
 
 from tests.bench.tables import Grid
 from tests.routing.environments import RoutingError
+from tests.routing.load import TRACE
 from tests.routing.measured import Figures, Result, Run
 from tests.routing.systems import GAUGES, MODES, OURS, RIVALS
 from tests.routing.verdict import TARGETS, Target, Verdict, verdicts
@@ -80,6 +80,7 @@ class Comparison:
     load: str
     seeds: list[int]
     speedups: list[float]
+    trace: str
     commit: str
     machine: str
     command: str
@@ -87,9 +88,9 @@ class Comparison:
     ratios: list[PublishedRatio]
 
     @property
-    def key(self) -> tuple[str, str, tuple[int, ...], tuple[float, ...]]:
+    def key(self) -> tuple[str, ...]:
         """What makes two comparisons the same one, made twice."""
-        return self.shape, self.load, tuple(self.seeds), tuple(self.speedups)
+        return self.shape, self.load, str(self.seeds), str(self.speedups), self.trace
 
     @property
     def is_whole(self) -> bool:
@@ -131,6 +132,7 @@ def _comparison(result: Result, shape: str, load: str, made: Sequence[Verdict]) 
         load=load,
         seeds=seeds,
         speedups=[result.speedup],
+        trace=result.trace,
         commit=result.commit,
         machine=result.machine,
         command=_command(result, shape, load, seeds),
@@ -144,7 +146,8 @@ def _command(result: Result, shape: str, load: str, seeds: Sequence[int]) -> str
     runs = result.of(shape, load)
     systems = [name for name in (*RIVALS, OURS) if any(run.system == name for run in runs)]
     modes = [name for name in MODES if any(run.mode == name for run in runs)]
-    options = f"--shapes {shape} --loads {load} --systems {','.join(systems)}"
+    options = "" if result.trace == TRACE.name else f"--trace {result.trace} "
+    options += f"--shapes {shape} --loads {load} --systems {','.join(systems)}"
     options += f" --modes {','.join(modes)}" if modes else ""
     return (
         f'make bench-routing ROUTING="{options} --seeds {seeds[0]}-{seeds[-1]}'
@@ -167,39 +170,41 @@ def save(path: Path, made: Sequence[Comparison]) -> None:
     path.write_bytes(b'{"comparisons": [\n' + lines + b"\n]}\n")
 
 
-def load(path: Path) -> list[Comparison]:
-    """Read comparisons: from what `save` has written, or from the runs of `--out`.
+def read(paths: Sequence[Path]) -> list[Comparison]:
+    """Read comparisons that `save` has written, and add those of the runs that `--out` has written.
 
-    Raises OSError, and RoutingError for another file.
+    Runs of one trace and speedup are taken together, whatever file they are in; what they make
+    takes the place of an earlier comparison of the same seeds. Raises OSError, and RoutingError
+    for another file.
     """
-    if path.suffix == ".json":
-        told = _told(path)
-        if isinstance(told, dict) and "comparisons" in told:
-            return _saved(path, told["comparisons"])
-    return comparisons(Result.load(path))
+    found: list[Comparison] = []
+    results: dict[tuple[str, float], list[Result]] = {}
+    for path in paths:
+        rows = _saved(path)
+        if rows is not None:
+            found += rows
+            continue
+        result = Result.load(path)
+        results.setdefault((result.trace, result.speedup), []).append(result)
+    for group in results.values():
+        found += comparisons(Result.merged(group))
+    return list({one.key: one for one in found}.values())
 
 
-def _told(path: Path) -> Any:
+def _saved(path: Path) -> list[Comparison] | None:
+    """The comparisons of a file; None: it has none, but perhaps runs."""
+    if path.suffix != ".json":
+        return None
     try:
-        return orjson.loads(path.read_bytes())
-    except ValueError:
-        raise RoutingError(f"{path}: must be JSON") from None
-
-
-def _saved(path: Path, rows: Any) -> list[Comparison]:
-    try:
+        told = orjson.loads(path.read_bytes())
+        if "comparisons" not in told:
+            return None
         return [
             Comparison(**row | {"ratios": [PublishedRatio(**one) for one in row["ratios"]]})
-            for row in rows
+            for row in told["comparisons"]
         ]
-    except (TypeError, KeyError):
-        raise RoutingError(f"{path}: must be what --publish has written") from None
-
-
-def together(parts: Sequence[Sequence[Comparison]]) -> list[Comparison]:
-    """All comparisons once: a later one takes the place of an earlier one of the same runs."""
-    found = {one.key: one for part in parts for one in part}
-    return list(found.values())
+    except (ValueError, TypeError, KeyError):
+        raise RoutingError(f"{path}: must be what --out or --publish has written") from None
 
 
 def tables(made: Sequence[Comparison]) -> list[Grid]:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from replayer.replay.plan import ideal_ratio
 from replayer.trace.loaders import TraceRequest, block_ids, read_trace, shared_blocks
-from tests.routing.cli import TRACE
 from tests.routing.environments import RoutingError
 from tests.routing.load import (
     SHAPES,
     THINK_CAP_S,
+    TRACE,
     Sessions,
     Shape,
     sessions_at_a_time,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.bench.peers import ROOT
 from tests.routing import tables
 from tests.routing.measured import Answered, Figures, Result, answers
 from tests.routing.runs_for_tests import result, run
@@ -59,6 +61,15 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
     made = result(run("dynamo-kv", 1, [1.0, 2.0]), run("cache-proxy", 1, [1.0], "plain", lost=1))
     made.save(tmp_path / name)
     assert Result.load(tmp_path / name) == made
+
+
+def test_a_result_has_its_commit_and_an_older_one_has_none(tmp_path: Path) -> None:
+    command = ("git", "describe", "--always", "--dirty")
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert Result.begin("t.jsonl", 1.0, "compiled").commit == told.stdout.strip()
+    old = b'{"machine": "2 CPUs", "trace": "t", "speedup": 1.0, "ours": "compiled", "runs": []}'
+    (tmp_path / "old.json").write_bytes(old)
+    assert Result.load(tmp_path / "old.json").commit == ""
 
 
 def test_results_taken_together_have_each_run_once() -> None:

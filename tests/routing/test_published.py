@@ -35,7 +35,7 @@ def runs(mean_s: float, seed: int = 1) -> Iterator[Run]:
 def test_a_result_becomes_medians_and_ratios(tmp_path: Path) -> None:
     made = result(*runs(1.0), *runs(3.0, 2), *runs(5.0, 3))
     made.save(tmp_path / "raw.json.gz")
-    [one] = published.load(tmp_path / "raw.json.gz")
+    [one] = published.read([tmp_path / "raw.json.gz"])
     assert one.systems["cache-proxy gauges"]["ttft_mean_s"] == 3.0
     assert one.systems["vllm-router-cache"]["ttft_p90_s"] == 30.0
     assert (one.seeds, one.speedups, one.is_whole) == ([1, 2, 3], [2.0], True)
@@ -48,20 +48,36 @@ def test_a_result_becomes_medians_and_ratios(tmp_path: Path) -> None:
 def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
     made = published.comparisons(result(*runs(1.0)))
     published.save(tmp_path / "a.json", made)
-    assert published.load(tmp_path / "a.json") == made
+    assert published.read([tmp_path / "a.json"]) == made
 
 
 @pytest.mark.parametrize("text", ["", "[1", '{"comparisons": [{}]}', '{"comparisons": 1}', "[]"])
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(RoutingError, match=r"a\.json: must be"):
-        published.load(tmp_path / "a.json")
+        published.read([tmp_path / "a.json"])
 
 
-def test_a_later_run_takes_the_place_of_an_earlier_one() -> None:
+def test_runs_of_several_files_are_one_comparison(tmp_path: Path) -> None:
+    """The rivals ran first, this proxy later; another speedup is another comparison."""
+    ours, *rivals = runs(1.0)
+    result(*rivals).save(tmp_path / "rivals.json")
+    result(ours).save(tmp_path / "ours.json.gz")
+    slower = result(ours)
+    slower.speedup = 1.0
+    slower.save(tmp_path / "slower.json")
+    names = ("rivals.json", "slower.json", "ours.json.gz")
+    one, other = published.read([tmp_path / name for name in names])
+    assert (one.is_whole, one.speedups) == (True, [2.0])
+    assert (other.is_whole, other.speedups) == (False, [1.0])
+
+
+def test_a_later_run_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     [old], [new] = (published.comparisons(result(*runs(mean_s))) for mean_s in (1.0, 2.0))
     [other] = published.comparisons(result(*runs(1.0, seed=9)))
-    assert published.together([[old, other], [new]]) == [new, other]
+    published.save(tmp_path / "old.json", [old, other])
+    published.save(tmp_path / "new.json", [new])
+    assert published.read([tmp_path / "old.json", tmp_path / "new.json"]) == [new, other]
 
 
 def test_a_missed_target_and_what_was_not_measured_are_said() -> None:
@@ -98,7 +114,7 @@ def test_publishing_makes_all_three(
     published.save(published.FIGURES, published.comparisons(result(*runs(1.0))))
     result(*runs(2.0)).save(Path("new.json.gz"))
     assert cli.main(["--publish", "new.json.gz"]) == 0
-    [one] = published.load(published.FIGURES)
+    [one] = published.read([published.FIGURES])
     assert one.systems["cache-proxy gauges"]["ttft_mean_s"] == 2.0
     assert "| 2.00 / 2.00 |" in published.PAGE.read_text()
     assert ">20.0</text>" in published.CHART.read_text()
@@ -110,7 +126,7 @@ def test_publishing_makes_all_three(
 
 def test_page_and_chart_are_made_from_the_published_figures(tmp_path: Path) -> None:
     # To renew them: python -m tests.routing --publish
-    made = published.load(ROOT / published.FIGURES)
+    made = published.read([ROOT / published.FIGURES])
     page = (ROOT / published.PAGE).read_text("utf-8")
     (tmp_path / "page.md").write_text(page)
     write_between_marks(tmp_path / "page.md", published.markdown(made))
