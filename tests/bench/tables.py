@@ -137,7 +137,6 @@ def markdown(result: Result) -> str:
     """Both tables and what they stand on, for a document."""
     head = (
         f"{result.machine}, medians of {result.rounds} paired rounds;"
-        " in brackets the range; `n`: other work ran in every window; empty: no window counts"
-        " (How it measures)."
+        " in brackets the range; `n`: other work ran in every window; empty: no window counts."
     )
     return "\n\n".join([head, *(grid.markdown() for grid in grids(result))])
