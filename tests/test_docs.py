@@ -28,8 +28,8 @@ from proxy.telemetry.metrics import Metrics
 from tests.support.glossary import described, glossary, log_fields, migration_fields, shadow_fields
 from tests.support.gpus import gpu_collector
 from tests.support.heat import known_heat
+from tests.support.register import directions, modules
 from tests.support.scenes import candidate
-from tests.test_layers import DIRECTIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -84,28 +84,10 @@ def marked(page, mark):
     return parts[1].strip().removeprefix("```").removesuffix("```").strip("\n")
 
 
-def test_the_tree_has_every_module():
-    drawn: set[str] = set()
-    above: list[str] = []
-    for line in marked("docs/architecture.md", "tree").splitlines():
-        name = line.split()[0]
-        del above[(len(line) - len(line.lstrip())) // 2 :]
-        drawn.add("".join((*above, name)))
-        above.append(name)
-    modules = {
-        path.relative_to(ROOT).as_posix()
-        for top in ("proxy", "replayer", "analysis")
-        for path in (ROOT / top).rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    assert sorted(modules - drawn) == []
-
-
-def test_the_directions_are_those_that_are_checked():
-    rows = dict(
-        line.split(": ", 1) for line in marked("docs/architecture.md", "directions").splitlines()
-    )
-    assert rows == DIRECTIONS
+def test_the_register_is_what_docstrings_and_directions_say():
+    # To renew it, and every other generated table: python -m tests.support.renew
+    assert marked("docs/contribute/register.md", "directions") == directions()
+    assert marked("docs/contribute/register.md", "modules") == modules()
 
 
 def metric_table():

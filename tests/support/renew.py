@@ -1,0 +1,45 @@
+"""Write every generated part of the pages and of configs/ anew: `python -m tests.support.renew`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from proxy.config.load import default_toml, option_tables
+from tests.scenarios.test_mistakes import page as mistakes
+from tests.support.glossary import glossary, log_fields, migration_fields, shadow_fields
+from tests.support.register import directions, modules
+from tests.test_docs import ROOT, metric_table, path_table
+
+BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
+    ("docs/contribute/register.md", "directions"): directions,
+    ("docs/contribute/register.md", "modules"): modules,
+    ("docs/operate/mistakes.md", "mistakes"): mistakes,
+    ("docs/reference/glossary.md", "glossary"): glossary,
+    ("docs/reference/http-api.md", "relayed paths"): path_table,
+    ("docs/reference/metrics.md", "metrics"): metric_table,
+    ("docs/reference/options.md", "options"): option_tables,
+    ("docs/reference/request-log.md", "request log"): log_fields,
+    ("docs/reference/request-log.md", "shadow"): shadow_fields,
+    ("docs/reference/request-log.md", "migrations"): migration_fields,
+}
+"""What makes the block between two marks of a page."""
+TOML = "configs/proxy.toml"
+
+
+def renewed(text: str, mark: str, block: str) -> str:
+    """A page with the block between two marks replaced."""
+    line = f"<!-- {mark} -->"
+    before, _, after = text.split(line)
+    return f"{before}{line}\n{block.strip()}\n{line}{after}"
+
+
+def main() -> None:
+    """Renew all of them."""
+    (ROOT / TOML).write_text(default_toml(), "utf-8")
+    for (name, mark), made in BLOCKS.items():
+        path = ROOT / name
+        path.write_text(renewed(path.read_text("utf-8"), mark, made()), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
