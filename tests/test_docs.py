@@ -124,7 +124,7 @@ def test_the_metrics_are_those_that_are_exported():
 
 
 def test_the_thermal_options_have_their_defaults_and_ranges():
-    text = (ROOT / "docs/concepts/thermal.md").read_text("utf-8")
+    text = (ROOT / "docs/concepts/thermal-options.md").read_text("utf-8")
     section = text.partition("\n## Options\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]*)\| [^|]+ \|$", section, re.MULTILINE)
     shown = {key: (default.strip(), allowed.strip()) for key, default, allowed in rows}
@@ -195,7 +195,8 @@ def test_what_has_no_description_is_found():
 
 
 ABOUT_THE_PROXY = (
-    *("concepts/decisions", "operate/operations", "operate/security"),
+    *(f"concepts/{name}" for name in ("decisions", "admission", "failures", "offload", "sessions")),
+    *("operate/operations", "operate/security"),
     *("reference/http-api", "reference/metrics", "reference/request-log"),
 )
 OTHER_FLAGS = {
@@ -238,7 +239,7 @@ def test_admin_and_probe_paths_are_documented():
 
 
 def test_every_row_of_the_thermal_document_names_tests_that_exist():
-    text = (ROOT / "docs/concepts/thermal.md").read_text("utf-8")
+    text = (ROOT / "docs/lab/thermal.md").read_text("utf-8")
     rows = re.findall(r"^\| T(\d+) \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
     assert [int(number) for number, _ in rows] == [*range(1, 30)]
     for _, shown in rows:

@@ -423,7 +423,7 @@ class Settings(Model):
         Option(
             CACHES,
             "Request headers that name a session, the first that is there wins, in place of the "
-            "order in docs/concepts/decisions.md; fields of the body come after them.",
+            "order in docs/concepts/sessions.md; fields of the body come after them.",
             allowed=HEADERS_FORM,
             reloadable=True,
         ),

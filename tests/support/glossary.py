@@ -105,7 +105,7 @@ STATUSES = (
     "Answers that the proxy makes itself, beside busy answers (`--overload-status`; 503 where no "
     "instance is up, or the proxy stops or is short of memory). Any other status is an engine's. A "
     "stream that breaks ends with an event that has a code of its own: see "
-    "[What it decides](../concepts/decisions.md#when-an-instance-fails)."
+    "[Failures](../concepts/failures.md#what-a-client-sees-of-a-stream-that-breaks)."
 )
 REFUSALS = "`reason` of `cache_proxy_client_errors_total`; not in the request log."
 JSON_TYPES = {
