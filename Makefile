@@ -23,23 +23,24 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) -e '.[dev]'
 	@touch $@
 
-## Four simulated engines, the proxy, a real agentic trace, the report; everything stopped again.
+## The default policy beside round robin, then an offload, on simulated engines; a page with figures. A minute.
 demo: $(VENV)/.installed
 	$(BIN)/python -m replayer.demo
 
-## The same with one engine killed in the middle: nothing is lost that had not begun to stream.
+## One engine killed in the middle: nothing is lost that had not begun to stream.
 demo-kill: $(VENV)/.installed
 	$(BIN)/python -m replayer.demo --kill-engine-after 80 --out .cache/demo-kill
 
-## The same with and without offloads: the output is equal, request by request.
+## A whole trace with and without offloads: the output is equal, request by request.
 demo-compare: $(VENV)/.installed
-	$(BIN)/python -m replayer.demo --out .cache/demo
+	$(BIN)/python -m replayer.demo --offload-policy seed-heuristic --out .cache/demo-offloads
 	$(BIN)/python -m replayer.demo --offload-policy never --out .cache/demo-never
-	$(BIN)/analyze compare .cache/demo .cache/demo-never --require-identical
+	$(BIN)/analyze compare .cache/demo-offloads .cache/demo-never --require-identical
 
-## The demo's run against its prediction in virtual time: TTFT within 15 % at p50 and p90.
-demo-check: demo
-	$(BIN)/analyze check .cache/demo --json .cache/demo/check.json
+## A run against its prediction in virtual time: TTFT within 15 % at p50 and p90.
+demo-check: $(VENV)/.installed
+	$(BIN)/python -m replayer.demo --offload-policy seed-heuristic --out .cache/demo-check
+	$(BIN)/analyze check .cache/demo-check --json .cache/demo-check/check.json
 
 ## Every test that needs no vLLM. Four workers on two cores: many tests wait for sockets and timers.
 ## In a fresh clone pytest's form of the modules is compiled first, or each worker would do it.

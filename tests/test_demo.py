@@ -9,91 +9,112 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import orjson
 import pytest
 
 from tests.support.waiting import until_true
 
-SMALL = ("--speed", "12", "--", "--no-progress", "--no-html", "--limit", "60")
+SMALL = ("--speed", "18", "--", "--no-progress", "--no-html", "--limit")
 
-pytestmark = [pytest.mark.demo, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.demo, pytest.mark.timeout(180)]
 
 
-def demo(out: Path, *options: str) -> subprocess.Popen[str]:
+def demo(out: Path, requests: int, *options: str) -> subprocess.Popen[str]:
     """Start it."""
     command = [sys.executable, "-m", "replayer.demo", "--out", str(out), *options, *SMALL]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        [*command, str(requests)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
-def ended(run: subprocess.Popen[str]) -> list[str]:
-    """The lines of its checks. Every one must have held."""
-    said, _ = run.communicate()
-    lines = said.splitlines()
-    assert run.returncode == 0, said
-    assert not [line for line in lines if line.startswith("FAILED")]
-    return [line for line in lines if line.startswith("ok ")]
-
-
-RUNS = {
-    "with": (),
-    "without": ("--offload-policy", "never"),
-    "kill": ("--kill-engine-after", "30"),
+RUNS: dict[str, tuple[str, ...]] = {
+    "tour": ("--engines", "2"),
+    "kill": ("--engines", "3", "--kill-engine-after", "20"),
 }
+REQUESTS = {"tour": 16, "kill": 48}
+Said = dict[str, tuple[Path, list[str]]]
 
 
-def test_offloads_change_no_output_and_a_killed_engine_loses_nothing(tmp_path: Path) -> None:
-    """Three demos at once, since they mostly wait."""
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """Folder and lines of each run, both at once, since they mostly wait; every check held."""
+    ends = {}
     with ExitStack() as stack:
-        runs = {name: stack.enter_context(demo(tmp_path / name, *RUNS[name])) for name in RUNS}
+        outs = {name: tmp_path_factory.mktemp(name) for name in RUNS}
+        runs = {
+            name: stack.enter_context(demo(outs[name], REQUESTS[name], *options))
+            for name, options in RUNS.items()
+        }
         for run in runs.values():
             stack.callback(run.terminate)
-        assert len(ended(runs["with"])) == 4
-        ended(runs["without"])
-        claims = ended(runs["kill"])
-        assert any("no request lost that had not begun to stream" in claim for claim in claims)
-    outs = [str(tmp_path / name) for name in ("with", "without")]
+        for name, run in runs.items():
+            text, _ = run.communicate()
+            assert run.returncode == 0, text
+            assert "FAILED" not in text
+            ends[name] = outs[name], text.splitlines()
+    return ends
+
+
+def test_a_killed_engine_loses_nothing(said: Said) -> None:
+    _, lines = said["kill"]
+    claims = [line for line in lines if line.startswith("ok ")]
+    assert len(claims) == 5
+    assert any("no request lost that had not begun to stream" in claim for claim in claims)
+    assert any("the kill was noticed" in claim for claim in claims)
+    assert any("all route classes" in claim for claim in claims)
+
+
+def test_the_tour_compares_with_round_robin_and_ends_with_the_page(said: Said) -> None:
+    out, lines = said["tour"]
+    text = "\n".join(lines)
+    assert "round robin   cost, the default" in text
+    assert "of round robin's" in text
+    assert "ITL p99 is" in text
+    assert text.count(" 6 ok") == 2, text
+    assert f"{out}/report.html" in text
+    assert (out / "run.json").exists()
+    hits = []
+    for folder in ("round-robin", "", "no-offload", "offload"):
+        summary = orjson.loads((out / folder / "summary.json").read_bytes())
+        hits.append(summary["cache"]["engine_hit_ratio"])
+        assert (out / folder / "proxy.jsonl").exists()
+    assert hits[0] < hits[1]
+
+
+def test_offloads_change_no_output(said: Said) -> None:
+    out, lines = said["tour"]
+    assert any("the same, token by token: 10 of 10." in line for line in lines)
+    outs = [str(out / name) for name in ("offload", "no-offload")]
     compare = [sys.executable, "-m", "analysis.cli", "compare", *outs, "--require-identical"]
     done = subprocess.run(compare, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert b"identical output: 60 of 60 requests" in done.stdout
+    assert b"identical output: 10 of 10 requests" in done.stdout
 
 
-@pytest.mark.parametrize(("sign", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_stops_every_child(tmp_path: Path, sign: signal.Signals, status: int) -> None:
+def test_a_signal_stops_every_child(tmp_path: Path) -> None:
     """Engines, proxy and client go with it, by pid; one line says so."""
-    command = [
-        sys.executable,
-        "-m",
-        "replayer.demo",
-        "--out",
-        str(tmp_path),
-        "--engines",
-        "2",
-    ]
-    with subprocess.Popen(
-        [*command, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as demo:
-        assert demo.stdout
-        demo.stdout.readline()
-        children = until_true(lambda: len(found := _children(demo.pid)) >= 4 and found)
+    with demo(tmp_path, 60, "--engines", "1", "--offload-policy", "never") as run:
+        assert run.stdout
+        run.stdout.readline()
+        children = until_true(lambda: len(found := _children(run.pid)) >= 3 and found)
         until_true((tmp_path / "proxy.jsonl").read_text)
-        demo.send_signal(sign)
-        said = demo.stdout.read()
-    assert demo.returncode == status
+        run.send_signal(signal.SIGINT)
+        text, _ = run.communicate()
+    assert run.returncode == 130
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
-    assert "Traceback" not in said
-    assert said.splitlines()[-1].startswith(f"demo: stopped by {sign.name}")
+    assert "Traceback" not in text
+    assert text.splitlines()[-1].startswith("demo: stopped by SIGINT")
 
 
 def test_a_signal_before_anything_runs_leaves_nothing(tmp_path: Path) -> None:
-    """While the engines are being started, and twice."""
-    command = [sys.executable, "-m", "replayer.demo", "--out", str(tmp_path), *SMALL]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
-        children = until_true(lambda: _children(demo.pid))
-        demo.send_signal(signal.SIGTERM)
-        demo.send_signal(signal.SIGINT)
-        said, _ = demo.communicate()
-    assert demo.returncode in (143, 130)
-    assert said.count("\n") == 1
+    """While the engine is being started, and twice."""
+    with demo(tmp_path, 60, "--engines", "1", "--offload-policy", "never") as run:
+        children = until_true(lambda: _children(run.pid))
+        run.send_signal(signal.SIGTERM)
+        run.send_signal(signal.SIGINT)
+        text, _ = run.communicate()
+    assert run.returncode in (143, 130)
+    assert text.count("\n") == 1
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
 
 
