@@ -13,6 +13,8 @@ from replayer.demo.checks import CLASSES, checks, metric_sum
 from replayer.demo.fleet import Fleet, fetched
 from replayer.demo.processes import Children
 
+PATIENCE = 20
+"""Requests for which an engine with two running ones is waited for: a single one may just end."""
 _log = logging.getLogger("demo")
 
 
@@ -48,7 +50,8 @@ def _killing(fleet: Fleet, after: int) -> Iterator[None]:
 
     def kill() -> None:
         while not ended.wait(0.05):
-            if log.exists() and log.read_bytes().count(b"\n") >= after and _kill_one(fleet):
+            done = log.read_bytes().count(b"\n") if log.exists() else 0
+            if done >= after and _kill_one(fleet, 2 if done < after + PATIENCE else 1):
                 return
 
     killer = threading.Thread(target=kill)
@@ -60,11 +63,15 @@ def _killing(fleet: Fleet, after: int) -> Iterator[None]:
         killer.join()
 
 
-def _kill_one(fleet: Fleet) -> bool:
-    """SIGKILL the first engine with running requests; False if there is none."""
-    for engine, url in zip(fleet.engines, fleet.engine_urls, strict=True):
-        if metric_sum(fetched(f"{url}/metrics"), "vllm:num_requests_running"):
-            engine.expected_to_live = False
-            engine.child.kill()
-            return True
-    return False
+def _kill_one(fleet: Fleet, least: int) -> bool:
+    """SIGKILL the engine with most running requests; False if none has as many as `least`."""
+    running = [
+        metric_sum(fetched(f"{url}/metrics"), "vllm:num_requests_running")
+        for url in fleet.engine_urls
+    ]
+    if max(running) < least:
+        return False
+    engine = fleet.engines[running.index(max(running))]
+    engine.expected_to_live = False
+    engine.child.kill()
+    return True
