@@ -11,7 +11,7 @@ from replayer.engine.types import EngineOptions
 from replayer.virtual.requests import HeatOptions, Loss, WayNoise
 
 ABORT_TIMEOUT_S = 60.0
-"""VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as the README advises; vLLM's default pins KV for 480 s."""
+"""VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as docs/deploy advises; vLLM's default pins KV for 480 s."""
 PRESET = EngineOptions()
 
 
