@@ -10,13 +10,17 @@ TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/protocol prox
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: compiled demo demo-kill demo-compare demo-check test test-figures test-compiled test-install test-clients test-vllm chaos migration soak soak-hostile lint bench bench-core bench-shell bench-routing clean
+.PHONY: compiled demo demo-kill demo-compare demo-check test test-figures test-compiled test-install test-clients test-vllm chaos migration soak soak-hostile lint docs bench bench-core bench-shell bench-routing clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than 3.11: give another with make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -e '.[replay]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(INSTALL) -e '.[docs]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -102,6 +106,12 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+## The site of docs/ in .cache/site; a broken link fails. It can be served from there:
+## python3 -m http.server --bind 127.0.0.1 --directory .cache/site
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m docs.pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 ## What the proxy costs beside its peers, minutes; BENCH="--quick" for less. See docs/contribute/measuring.md.
 bench: compiled
