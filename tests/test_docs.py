@@ -143,7 +143,7 @@ def _number(value):
 def test_the_limits_of_the_threat_model_are_the_defaults_and_their_metrics_exist():
     rows = re.findall(
         r"^\| [^|]+ \| `--([a-z-]+)` \| ([^|]+) \| ([^|]+) \|$",
-        marked("docs/operate/security.md", "limits"),
+        marked("docs/operate/threats.md", "limits"),
         re.MULTILINE,
     )
     assert len(rows) >= 20

@@ -96,11 +96,9 @@ def test_what_is_too_long_is_found(text: str, said: list[str]) -> None:
 
 
 def test_sentences_end_at_a_full_stop_only() -> None:
-    text = (
-        "# Head\nFirst, e.g. this: a.b 0.5 ... goes on. (Second!) Third?\n- item one\n- item two\n"
-    )
+    text = "# Head\nFirst, e.g. this: a.b 0.5 ... goes - on 1. (Second!) Third?\n- item one\n- item two\n"
     assert sentences(text) == [
-        *("Head", "First, e.g. this: a.b 0.5 ... goes on.", "(Second!", "Third?"),
+        *("Head", "First, e.g. this: a.b 0.5 ... goes - on 1.", "(Second!", "Third?"),
         *("item one", "item two"),
     ]
 

@@ -20,7 +20,7 @@ FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(`+)[^`].*?\1", re.DOTALL)
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 TAG = re.compile(r"</?[a-z][^>]*>")
-STARTS = re.compile(r"\s*(#+ |[-*+] |\d+\. |> ?)")
+STARTS = re.compile(r"^\s*(#+ |[-*+] |\d+\. |> ?)")
 STOP = re.compile(r"(?<=[.!?])(?<!\.\.)(?<!e\.g\.)(?<!i\.e\.)(?<!vs\.)[\"')\]*]*\s+")
 WORD = re.compile(r"\S*\w\S*")
 
