@@ -28,6 +28,7 @@ from proxy.telemetry.metrics import Metrics
 from tests.support.glossary import described, glossary, log_fields, migration_fields, shadow_fields
 from tests.support.gpus import gpu_collector
 from tests.support.heat import known_heat
+from tests.support.limits import fixed_limits
 from tests.support.register import directions, modules
 from tests.support.scenes import candidate
 
@@ -155,6 +156,11 @@ def test_the_limits_of_the_threat_model_are_the_defaults_and_their_metrics_exist
         assert metric is None or f"| `{metric[1]}` |" in exported, seen
 
 
+def test_the_limits_that_are_no_options_are_those_of_the_code():
+    # To renew them: python -c "from tests.support.limits import *; print(fixed_limits())"
+    assert marked("docs/operate/threats.md", "fixed limits") == fixed_limits()
+
+
 def test_the_request_log_has_every_field():
     # To renew it: python -c "from tests.support.glossary import *; print(log_fields())",
     # shadow_fields() for the part about --shadow-policy, migration_fields() for `migrations`.
@@ -196,12 +202,14 @@ def test_what_has_no_description_is_found():
 
 ABOUT_THE_PROXY = (
     *(f"concepts/{name}" for name in ("decisions", "admission", "failures", "offload", "sessions")),
-    *("operate/operations", "operate/security"),
-    *("reference/http-api", "reference/metrics", "reference/request-log"),
+    *("deploy/README", "deploy/container", "deploy/nginx", "operate/drain-and-upgrade"),
+    *("operate/no-offload", "operate/reading-the-log", "operate/runbook", "operate/security"),
+    *("operate/threats", "operate/tuning", "reference/admin-api", "reference/http-api"),
+    *("reference/metrics", "reference/request-log"),
 )
 OTHER_FLAGS = {
     *("help", "version", "print-config", "print-file"),
-    *("enable-prompt-tokens-details", "max-model-len"),  # of vLLM
+    *("enable-prompt-tokens-details", "kv-transfer-config", "max-model-len"),  # of vLLM
     *("health-cmd", "stop-timeout"),  # of container engines
 }
 

@@ -2,7 +2,7 @@
 
 One engine decodes. The prompt comes to it as well, or to a second engine that hands its KV over.
 The same was measured on real engines, so the model can be held against them
-(docs/deploy/real-vllm.md).
+(docs/contribute/real-engines.md).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ async def test_messages_tools_and_counts(tmp_path: Path) -> None:
 
 
 async def test_the_curl_examples_of_the_documentation(tmp_path: Path) -> None:
-    text = marked("docs/reference/replay.md", "curl").replace("\\\n", " ")
+    text = marked("docs/reference/engine-sim.md", "curl").replace("\\\n", " ")
     async with proxied(tmp_path, 2) as (proxy, _):
         asked = []
         for curl, url, _header, content_type, _data, body in map(shlex.split, text.splitlines()):

@@ -1,4 +1,4 @@
-"""What is broken is said on stderr and in /health, in the words of docs/operate/operations.md."""
+"""What is broken is said on stderr and in /health, in the words of docs/operate/runbook.md."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ LOOKS = {"health_interval": 0.1, "health_timeout": 0.2}
 """The defaults are 1 s and 1 s."""
 MODELS = plain(b'{"data":[{"id":"sim-8b"}]}')
 OTHER = plain(b'{"data":[{"id":"other-7b"}]}')
-PAGE = Path(__file__).parents[2] / "docs/operate/operations.md"
+PAGE = Path(__file__).parents[2] / "docs/operate/runbook.md"
 
 
 def rows() -> list[tuple[str, ...]]:
-    """The table of docs/operate/operations.md: what is broken, stderr, /health, status."""
+    """The table of docs/operate/runbook.md: what is broken, stderr, /health, status."""
     block = PAGE.read_text("utf-8").split("<!-- seen -->")[1]
     lines = block.strip().splitlines()[2:]
     cells = [[cell.strip().strip("`") for cell in line.strip("| ").split(" | ")] for line in lines]

@@ -1,0 +1,64 @@
+"""The table of docs/operate/threats.md with limits that are no options, from the constants."""
+
+from __future__ import annotations
+
+from proxy.admin.auth import BODY_BYTES
+from proxy.app import KEEPALIVE_S
+from proxy.core.fleet.retries import MAX_RETRIES
+from proxy.core.routing.request_flow import MAX_WAITS
+from proxy.fleet.kv_events import PARTIAL_BYTES
+from proxy.net import peer_documents, tcp
+from proxy.net.kv_events import batches
+from proxy.net.kv_events.sources import MOST_RANKS
+from proxy.net.kv_events.zmtp import MOST_BYTES as KV_MESSAGE_BYTES
+from proxy.net.server.connection import LIMITS, QUEUED_MAX
+from proxy.net.server.handshakes import HANDSHAKE_S
+from proxy.protocol import body
+from proxy.protocol.request_framing import HEAD_BYTES
+from proxy.protocol.streams import parse_cost
+from proxy.request.relay import EVENT_BYTES, EVENTS_BYTES
+from proxy.state.uploads import MOST_BYTES as UPLOADS_BYTES
+
+
+def _bytes(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
+
+
+ROWS = (
+    ("head of a request", _bytes(HEAD_BYTES)),
+    ("line of a head, bytes", LIMITS["max_line_size"]),
+    ("lines of a head", LIMITS["max_headers"]),
+    ("requests that wait behind one on a connection", QUEUED_MAX),
+    ("levels of a body", body.MAX_DEPTH),
+    ("fields of a body", body.MAX_FIELDS),
+    ("brackets and braces of a body", body.MAX_BRACKETS),
+    ("commas of a body", body.MAX_COMMAS),
+    ("bodies that are not admitted, together", _bytes(UPLOADS_BYTES)),
+    ("one event of a stream", _bytes(EVENT_BYTES)),
+    ("unfinished events of all streams, together", _bytes(EVENTS_BYTES)),
+    ("one message of KV events", _bytes(KV_MESSAGE_BYTES)),
+    ("unfinished messages of KV events, together", _bytes(PARTIAL_BYTES)),
+    ("KV events of a message", batches.MOST_EVENTS),
+    ("blocks of a KV event", batches.MOST_NAMES),
+    ("token ids of a KV event", batches.MOST_IDS),
+    ("ranks of an instance with KV events", MOST_RANKS),
+    ("brackets and braces of a document of an engine or sensor", parse_cost.MOST_OPENING),
+    ("names in such a document", parse_cost.MOST_NAMES),
+    ("values in such a document", parse_cost.MOST_VALUES),
+    ("lines of an engine's metrics that are used", peer_documents.MOST_WANTED),
+    ("size of these lines", _bytes(peer_documents.WANTED_BYTES)),
+    ("TLS handshake", f"{HANDSHAKE_S:g} s"),
+    ("idle connection", f"{KEEPALIVE_S:g} s"),
+    ("client that reads nothing", f"{tcp.UNTAKEN_MS // 1000} s"),
+    ("body of an admin request", _bytes(BODY_BYTES)),
+    ("repetitions of a request, within a budget over all", MAX_RETRIES),
+    ("waits of a request that engines refuse as busy", MAX_WAITS),
+)
+
+
+def fixed_limits() -> str:
+    """Return the table between the marks `fixed limits`."""
+    rows = [
+        f"| {name} | {n:,} |" if isinstance(n, int) else f"| {name} | {n} |" for name, n in ROWS
+    ]
+    return "\n".join(("| subject | at most |", "|---|---|", *rows))
