@@ -25,6 +25,17 @@ DOORS = ("try", "deploy", "operate", "reference", "concepts", "benchmarks", "con
 BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md")
 """Pages outside docs/ that the site lists, too."""
 
+STYLE = """
+.md-grid { max-width: 76rem; }
+.md-typeset table:not([class]) th { min-width: 0; }
+.md-typeset table:not([class]) :is(th, td) { padding: .6em .8em; }
+@media (min-width: 60em) { .md-typeset table:not([class]) td:first-child { min-width: 7.5rem; } }
+.md-typeset table:has(th:nth-child(4)) td:first-child > code:only-child { white-space: nowrap; }
+.md-typeset table:has(th:nth-child(6)) td:nth-child(4) { overflow-wrap: anywhere; min-width: 6rem; }
+.md-typeset table:has(th:nth-child(6)) td:last-child { min-width: 12rem; }
+"""
+"""Wide tables: names stay in one piece, and what explains them has room."""
+
 LINK = re.compile(
     r"(?P<code>^ *```.*?^ *```|(`+)[^`].*?\2)|\]\((?P<link>[^()\s]+)\)", re.MULTILINE | re.DOTALL
 )
@@ -63,6 +74,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {title: [page.relative_to(DOCS).as_posix() for page in pages]}
         for title, pages in _sections()
     ]
+    config.extra_css = ["site.css"]
     config.nav = [{"Home": "index.md"}, *sections, {"Project": [f"project/{n}" for n in BESIDE]}]
     return config
 
@@ -71,6 +83,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the README, and a page for each file outside docs/ that a page links."""
     from mkdocs.structure.files import File, InclusionLevel
 
+    files.append(File.generated(config, "site.css", content=STYLE))
     for path in sorted(_outside()):
         content = path.read_text("utf-8")
         if path.suffix != ".md":
