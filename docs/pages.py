@@ -111,7 +111,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
 
     if path.suffix != ".md":
         return markdown
-    shown = _with_links(markdown, moved)
+    shown = _with_links(_in_lists(markdown), moved)
     return FILE_IN_HTML.sub("", shown) if path.parent == ROOT else shown
 
 
@@ -163,6 +163,23 @@ def _links(page: Path) -> list[str]:
     """The relative links of a page, without their anchors."""
     found = [match["link"] for match in LINK.finditer(page.read_text("utf-8")) if match["link"]]
     return [name for link in found if ":" not in (name := link.partition("#")[0]) and name]
+
+
+def _in_lists(text: str) -> str:
+    """The same with blocks of list items where mkdocs looks for them: at four blanks, not two."""
+    shown: list[str] = []
+    more, is_code, was_blank = 0, False, False
+    for line in text.splitlines():
+        is_code ^= line.startswith("```")
+        indent = len(line) - len(line.lstrip())
+        if line.strip() and not is_code:
+            if indent == 0:
+                more = 0
+            elif was_blank and indent in (2, 3):
+                more = 4 - indent
+        was_blank = not line.strip()
+        shown.append(line if was_blank or is_code else " " * more + line)
+    return "\n".join(shown) + "\n" * text.endswith("\n")
 
 
 def _with_links(text: str, moved: Callable[[str], str]) -> str:

@@ -51,6 +51,8 @@ def test_what_the_site_has_from_outside_is_there() -> None:
         ("index.md", '<img src="docs/chart.svg">', '<img src="chart.svg">'),
         ("index.md", "`[a](LICENSE)`", "`[a](LICENSE)`"),
         ("operate/x.md", "[a](../../configs/alerts.yml)", "[a](../project/configs/alerts.yml.md)"),
+        ("operate/x.md", "- a\n\n  ```\n  b\n  ```\nc", "- a\n\n    ```\n    b\n    ```\nc"),
+        ("operate/x.md", "```\na\n\n  b\n```\n", "```\na\n\n  b\n```\n"),
         ("operate/x.md", "[a](../../README.md#b)", "[a](../index.md#b)"),
         ("operate/x.md", "[a](../reference/http-api.md)", "[a](../reference/http-api.md)"),
         ("operate/x.md", "[a](https://example.com/b)", "[a](https://example.com/b)"),
