@@ -31,8 +31,12 @@ STYLE = """
 .md-typeset table:not([class]) :is(th, td) { padding: .6em .8em; }
 @media (min-width: 60em) { .md-typeset table:not([class]) td:first-child { min-width: 7.5rem; } }
 .md-typeset table:has(th:nth-child(4)) td:first-child > code:only-child { white-space: nowrap; }
-.md-typeset table:has(th:nth-child(6)) td:nth-child(4) { overflow-wrap: anywhere; min-width: 6rem; }
-.md-typeset table:has(th:nth-child(6)) td:last-child { min-width: 12rem; }
+.md-typeset table:has(th:nth-child(6)):has(td:first-child > code) td:nth-child(4) {
+  overflow-wrap: anywhere; min-width: 6rem;
+}
+.md-typeset table:has(th:nth-child(6)):has(td:first-child > code) td:last-child {
+  min-width: 12rem;
+}
 """
 """Wide tables: names stay in one piece, and what explains them has room."""
 
