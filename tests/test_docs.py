@@ -25,6 +25,7 @@ from proxy.fleet.gauges import FleetCollector
 from proxy.protocol.endpoints import RELAYED
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.record import RequestRecord
 from tests.support.glossary import described, glossary, log_fields, migration_fields, shadow_fields
 from tests.support.gpus import gpu_collector
 from tests.support.heat import known_heat
@@ -221,6 +222,26 @@ def test_flags_that_a_page_names_are_options(name):
     known = {field.replace("_", "-") for field in Settings.model_fields}
     assert named <= known | OTHER_FLAGS
     assert named or name == "reference/metrics"
+
+
+def test_what_the_proxy_says_of_an_impossible_offload_is_in_its_source():
+    text = (ROOT / "docs/operate/no-offload.md").read_text("utf-8")
+    section = text.partition("\n## 2. ")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| [^|]+ \| ([^|]+) \|", section, re.MULTILINE)
+    quotes = [quote for cell in cells for quote in re.findall(r"`([^`]+)`", cell)]
+    source = "".join(path.read_text("utf-8") for path in sorted((ROOT / "proxy").rglob("*.py")))
+    said = re.sub(r'"\s+f?"', "", source)
+    parts = [part for quote in quotes for part in quote.split("...") if part.strip()]
+    assert len(parts) >= 5
+    assert [part for part in parts if part.strip() not in said] == []
+
+
+def test_the_fields_that_answer_a_question_are_in_the_log():
+    text = (ROOT / "docs/operate/reading-the-log.md").read_text("utf-8")
+    section = text.partition("| question | field |")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([a-z_]+)`", section))
+    assert named
+    assert named <= {field.name for field in fields(RequestRecord)}
 
 
 def path_table():
