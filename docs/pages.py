@@ -202,9 +202,9 @@ def _first_sentence(page: Path) -> str:
     block = TITLE.split(page.read_text("utf-8"), maxsplit=1)[-1].strip().split("\n\n")[0]
     if block.startswith(("#", "|", "```", "- ", "<")):
         return ""
-    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(block.split()))
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(block.replace("**", "").split()))
     found = SENTENCE.match(plain)
-    return found[0] if found else ""
+    return found[0].rstrip(":") if found else ""
 
 
 if __name__ == "__main__":
