@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from docs.pages import DOCS, map_of_pages
 from proxy.config.load import default_toml, option_tables
 from tests.scenarios.test_mistakes import page as mistakes
 from tests.support.glossary import glossary, log_fields, migration_fields, shadow_fields
+from tests.support.limits import fixed_limits
 from tests.support.register import directions, modules
 from tests.test_docs import ROOT, metric_table, path_table
 
@@ -14,6 +16,7 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/contribute/register.md", "directions"): directions,
     ("docs/contribute/register.md", "modules"): modules,
     ("docs/operate/mistakes.md", "mistakes"): mistakes,
+    ("docs/operate/threats.md", "fixed limits"): fixed_limits,
     ("docs/reference/glossary.md", "glossary"): glossary,
     ("docs/reference/http-api.md", "relayed paths"): path_table,
     ("docs/reference/metrics.md", "metrics"): metric_table,
@@ -39,6 +42,7 @@ def main() -> None:
     for (name, mark), made in BLOCKS.items():
         path = ROOT / name
         path.write_text(renewed(path.read_text("utf-8"), mark, made()), "utf-8")
+    (DOCS / "llms.txt").write_text(map_of_pages(), "utf-8")
 
 
 if __name__ == "__main__":
