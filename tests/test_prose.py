@@ -16,7 +16,7 @@ PAGES = {
     for page in (README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
     if not page.is_relative_to(ROOT / "docs/lab")
 }
-NOT_YET: set[str] = {"README.md"}
+NOT_YET: set[str] = set()
 """Pages that do not keep the rules yet. A page that does is taken off: the list only shrinks."""
 
 MOST_LINES = 120
