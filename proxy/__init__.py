@@ -1,8 +1,8 @@
 """A reverse proxy for a fleet of vLLM instances that keeps sessions where their KV cache is."""
 
 __version__ = "0.1.0"
-"""A constant, since reading the version from the installed package would load a megabyte of
-libraries."""
+"""The last release. A build writes its own version here (setup.py): to read it from the installed
+package would load a megabyte of libraries."""
 
 
 def described() -> str:
