@@ -1,7 +1,12 @@
-"""The command `cache-proxy`."""
+"""The command `cache-proxy`.
+
+The server and what it needs of other packages are imported once the options are right: `--help`,
+`--version`, a wrong option or a completion need none of them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -9,16 +14,12 @@ from collections import Counter
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-import uvloop
-
 from proxy import described
-from proxy.app import Proxy
 from proxy.config.load import Loaded, load, print_config
 from proxy.config.options import Settings
 from proxy.config.secrets import KEY_CHARS, entries_of, is_loopback, key_of
-from proxy.config.sources import ConfigError
+from proxy.config.sources import COMMANDS, ConfigError
 from proxy.core.connectors import CONNECTORS, transfer_rules
-from proxy.net.server.connection import has_c_parser
 from proxy.process.hot_restart import InheritedSockets
 from proxy.process.memory import collect_rarely, keep_big_blocks, share_the_interpreter
 from proxy.process.notify import Notifier
@@ -26,7 +27,7 @@ from proxy.protocol.endpoints import is_for_operators
 from proxy.telemetry import log
 
 STDERR = 2
-EXIT_SYSTEM, EXIT_OPTION, EXIT_CONFIG = 1, 2, 78
+EXIT_SYSTEM, EXIT_OPTION, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 78, 130
 NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary package"
 """aiohttp's parser in Python accepts other requests, so it cannot replace the compiled one."""
 
@@ -36,16 +37,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     fill_standard_descriptors()
     inherited = InheritedSockets()
     given = list(sys.argv[1:] if argv is None else argv)
+    is_check = given[:1] == list(COMMANDS)
     try:
         inherited = InheritedSockets.read(os.environ)
-        if not has_c_parser():
-            return _fails(inherited, NO_PARSER, EXIT_CONFIG)
-        loaded = load(given, os.environ)
+        loaded = load(given[1:] if is_check else given, os.environ)
     except ConfigError as error:
         return _fails(inherited, str(error), EXIT_OPTION)
     if loaded.print_config:
         print(print_config(loaded), end="")
         return 0
+    if is_check:
+        return _check(loaded.settings)
+    if not _has_c_parser():
+        return _fails(inherited, NO_PARSER, EXIT_CONFIG)
     keep_big_blocks()
     log.set_up(loaded.settings.log_level, loaded.settings.log_format)
     share_the_interpreter()
@@ -71,7 +75,30 @@ def _fails(inherited: InheritedSockets, why: str, status: int) -> int:
     return status
 
 
+def _has_c_parser() -> bool:
+    from proxy.net.server.connection import has_c_parser
+
+    return has_c_parser()
+
+
+def _check(settings: Settings) -> int:
+    """Print what each instance is and what is wrong. Exit 1: a problem; 2: wrong option."""
+    from proxy.admin.fleet_check import check
+
+    try:
+        report = asyncio.run(check(settings))
+    except ConfigError as error:
+        print(f"cache-proxy: {error}", file=sys.stderr)
+        return EXIT_OPTION
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    print("\n".join(report.lines))
+    return EXIT_SYSTEM if report.problems else 0
+
+
 def _run(loaded: Loaded, given: Sequence[str], inherited: InheritedSockets) -> int:
+    import uvloop
+
     try:
         uvloop.run(_serve(loaded, given, inherited))
     except ConfigError as error:
@@ -79,11 +106,13 @@ def _run(loaded: Loaded, given: Sequence[str], inherited: InheritedSockets) -> i
     except OSError as error:
         return _fails(inherited, _what_failed(loaded.settings, error), EXIT_SYSTEM)
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
     return 0
 
 
 async def _serve(loaded: Loaded, given: Sequence[str], inherited: InheritedSockets) -> None:
+    from proxy.app import Proxy
+
     server = Proxy(loaded.settings, lambda: load(given, os.environ).settings, inherited)
     supervisor = Notifier(os.environ, loaded.settings.pid_file)
     await server.start()

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import orjson
 
+from proxy import __version__
+
 DIGITS = 12
 """Most digits of an integer on a command line."""
 REPORTS_NEED = ("jinja2", "numpy", "pandas", "plotly", "rich", "scipy")
@@ -29,12 +31,10 @@ def missing_for_reports() -> str:
 
 
 class _Version(argparse.Action):
-    """Prints the version of the installed project, which is looked up only then."""
+    """Prints the project's version, which is that of the proxy."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import version
-
-        sys.stdout.write(f"{parser.prog} {version('cache-proxy')}\n")
+        sys.stdout.write(f"{parser.prog} {__version__}\n")
         parser.exit()
 
 

@@ -209,9 +209,9 @@ ABOUT_THE_PROXY = (
     *("reference/metrics", "reference/request-log"),
 )
 OTHER_FLAGS = {
-    *("help", "version", "print-config", "print-file"),
+    *("help", "version", "print-config", "print-file", "completion", "man"),
     *("enable-prompt-tokens-details", "kv-transfer-config", "max-model-len"),  # of vLLM
-    *("health-cmd", "stop-timeout"),  # of container engines
+    *("build-arg", "health-cmd", "stop-timeout"),  # of container engines
 }
 
 

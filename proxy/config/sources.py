@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from msgspec import Meta
 
 from proxy import described
+from proxy.config import shell
 from proxy.config.files import file_names, file_text
 from proxy.config.model import FieldInfo, Model
 from proxy.config.secrets import SecretStr
@@ -25,6 +26,8 @@ from proxy.config.values import ByteSize, value_text
 ENV_PREFIX = "CACHE_PROXY_"
 # Kubernetes sets these variables in every pod next to a Service named cache-proxy.
 _KUBERNETES = re.compile(rf"{ENV_PREFIX}(SERVICE_(HOST|PORT)|PORT_[0-9]+_)")
+_NOT_OPTIONS = frozenset({f"{ENV_PREFIX}COMPILE"})
+"""Variables of the installation, which somebody may have exported."""
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<="}
 NOT_A_FLAG = (
     "; it follows no option: a value is one word, a list has commas and no spaces (--option a,b)"
@@ -46,6 +49,19 @@ _METAVARS: dict[Any, str] = {
     ByteSize: "BYTES",
     SecretStr: "TEXT",
 }
+
+
+COMMANDS = {"check": "ask every instance once, tell what each is and what is wrong, and exit"}
+"""The words that may come before all flags."""
+SOURCES = (
+    "An option is also a key of the --config file (--a-b: a_b) and an environment variable "
+    f"(--a-b: {ENV_PREFIX}A_B). Precedence: flag, environment, file, default."
+)
+EXIT_STATUS = """\
+0: stopped by a signal, or all is well (check).
+1: the port cannot be bound, or there is a problem (check).
+2: an option is wrong.
+78: a package that the proxy needs is not usable."""
 
 
 class ConfigError(Exception):
@@ -135,7 +151,7 @@ def read_env(model: type[Model], environ: Mapping[str, str]) -> Given:
     known = {env_of(name): name for name in model.model_fields}
     given = Given({}, {})
     for variable, text in environ.items():
-        if not variable.startswith(ENV_PREFIX) or not text or _is_kubernetes(variable, text):
+        if not variable.startswith(ENV_PREFIX) or not text or _is_of_others(variable, text):
             continue
         if variable not in known:
             raise ConfigError(f"unknown environment variable {variable}{_closest(variable, known)}")
@@ -181,10 +197,11 @@ def _plain_text(key: str, value: object, path: str) -> str | list[str]:
     return [value_text(item) for item in value] if isinstance(value, list) else value_text(value)
 
 
-def _is_kubernetes(variable: str, text: str) -> bool:
-    return bool(_KUBERNETES.match(variable)) or (
-        variable == f"{ENV_PREFIX}PORT" and text.startswith(("tcp://", "udp://", "sctp://"))
-    )
+def _is_of_others(variable: str, text: str) -> bool:
+    """Whether a variable is Kubernetes' or the installation's, so no option."""
+    if variable == f"{ENV_PREFIX}PORT":
+        return text.startswith(("tcp://", "udp://", "sctp://"))
+    return variable in _NOT_OPTIONS or bool(_KUBERNETES.match(variable))
 
 
 def _closest(word: str, known: Iterable[str]) -> str:
@@ -243,13 +260,80 @@ class _PrintFile(argparse.Action):
         parser.exit()
 
 
+class _Completion(argparse.Action):
+    """Writes the completion script of a shell to stdout, and exits."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        del namespace, option_string
+        sys.stdout.write(shell.completion(_command(parser, self.const), str(values)))
+        parser.exit()
+
+
+class _Man(argparse.Action):
+    """Writes the man page to stdout, and exits."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        del namespace, values, option_string
+        sys.stdout.write(shell.man_page(_command(parser, self.const)))
+        parser.exit()
+
+
+def _command(parser: argparse.ArgumentParser, model: type[Model]) -> shell.Command:
+    """Describe the command to a shell and to man, from its parser and its options."""
+    topics = {
+        (group.title or "").capitalize(): [
+            flag for action in group._group_actions for flag in _flags(action, model)
+        ]
+        for group in parser._action_groups
+    }
+    return shell.Command(
+        parser.prog,
+        f"{parser.prog} {described()}",
+        parser.description or "",
+        (parser.usage or "").replace("%(prog)s", parser.prog),
+        COMMANDS,
+        {topic: flags for topic, flags in topics.items() if flags},
+        {"Environment and file": SOURCES, "Exit status": EXIT_STATUS},
+    )
+
+
+def _flags(action: argparse.Action, model: type[Model]) -> Iterator[shell.Flag]:
+    """Describe each long name of a flag; `--no-x` is a flag of its own."""
+    field = model.model_fields.get(action.dest)
+    words = tuple(map(str, action.choices or ())) or _words(field)
+    if isinstance(action, _PrintFile):
+        words = tuple(file_names())
+    text = (action.help or "").replace("%%", "%")
+    value = "" if action.nargs == 0 else str(action.metavar)
+    for name in (name for name in action.option_strings if name.startswith("--")):
+        yield shell.Flag(name, text, value, words, field is not None and field.kind is Path)
+
+
+def _words(field: FieldInfo | None) -> tuple[str, ...]:
+    """The values of an option that has only these, to be offered by a shell."""
+    if field is None or get_origin(field.kind) is not Literal:
+        return ()
+    return (*map(str, get_args(field.kind)), *(["none"] if field.is_optional else ()))
+
+
 def _parser(model: type[Model]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="cache-proxy",
-        usage="%(prog)s --instances HOST:PORT,HOST:PORT [options]",
+        usage="%(prog)s [check] --instances HOST:PORT,HOST:PORT [options]",
         description=(model.__doc__ or "").strip(),
-        epilog=f"An option is also a key of the --config file (--a-b: a_b) and an environment "
-        f"variable (--a-b: {ENV_PREFIX}A_B). Precedence: flag, environment, file, default.",
+        epilog=" ".join((*(f"{word}: {about}." for word, about in COMMANDS.items()), SOURCES)),
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
@@ -268,6 +352,15 @@ def _parser(model: type[Model]) -> argparse.ArgumentParser:
         help="print a file that comes with the proxy (alerts, dashboard, systemd unit, ...); "
         "without NAME their names",
     )
+    parser.add_argument(
+        "--completion",
+        action=_Completion,
+        choices=tuple(shell.SHELLS),
+        metavar="SHELL",
+        const=model,
+        help=f"print the completion script of a shell: {', '.join(shell.SHELLS)}",
+    )
+    parser.add_argument("--man", action=_Man, nargs=0, const=model, help="print the man page")
     for topic, members in grouped(model).items():
         group = parser.add_argument_group(topic)
         for member in members:

@@ -72,6 +72,10 @@ def test_switches():
     assert load([*NEEDED, "--print-config"], {}).print_config
 
 
+def test_the_variable_of_the_installation_is_no_option():
+    assert load(NEEDED, {"CACHE_PROXY_COMPILE": "1"}).settings == load(NEEDED, {}).settings
+
+
 def test_variables_of_a_kubernetes_service_are_not_options():
     state = {
         "CACHE_PROXY_SERVICE_HOST": "10.0.0.1",

@@ -1,0 +1,103 @@
+"""`cache-proxy check` in front of engines that serve, sleep, refuse the key, or are not there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from proxy.admin.fleet_check import Report, check
+from proxy.config.options import Settings
+from proxy.config.sources import ConfigError
+from replayer.simulator.host import SimFleet
+from tests.support.harness import RawEngine, addresses, plain
+
+COMMAND = [sys.executable, "-m", "proxy.cli", "check", "--bootstrap-port", "none"]
+
+
+async def found(*instances: str, **options: Any) -> Report:
+    return await check(Settings(instances=instances, bootstrap_port=None, **options))
+
+
+async def test_engines_that_serve_are_described_and_nothing_is_wrong() -> None:
+    async with SimFleet(2) as fleet:
+        first, second = addresses(fleet)[0], fleet.engines[1].url
+        report = await found(f"a={first}", f"b={second}", model="sim-8b")
+    assert report.problems == ()
+    assert report.lines[-1] == "2 instances, no problems"
+    of_a, of_b = report.instances
+    assert of_a.startswith("a: vLLM 0.")
+    for said in ("model sim-8b (131072 tokens)", "KV cache 393232 tokens", "awake"):
+        assert said in of_a
+        assert said in of_b
+    assert of_a.endswith(
+        f"mooncake found at {fleet.engines[0].bootstrap_url}, so it takes offloaded prefills"
+    )
+    assert of_b.endswith("no mooncake found, so it takes no offloaded prefill")
+    assert "key" not in of_a
+
+
+async def test_who_is_not_there_or_no_engine_is_a_problem_each() -> None:
+    async with RawEngine() as engine:
+        port = engine.port
+        engine.health = plain(b"no", "404 Not Found")
+        report = await found(f"odd=127.0.0.1:{port}", "gone=127.0.0.1:1")
+    assert report.instances == ("odd: not reachable", "gone: not reachable")
+    odd, gone = report.problems
+    assert odd == "odd: GET /health answers 404: is this a vLLM server?"
+    assert gone == "gone: nothing listens at http://127.0.0.1:1"
+    assert report.lines[-1] == "2 instances, 2 problems"
+
+
+async def test_an_instance_that_does_not_answer_in_time_names_the_option() -> None:
+    async with RawEngine() as engine:
+        engine.is_frozen = True
+        report = await found(f"127.0.0.1:{engine.port}", health_timeout=0.05)
+    (problem,) = report.problems
+    assert problem.endswith("no answer in 0.05 s (--health-timeout)")
+
+
+@pytest.mark.parametrize("key", [None, "wrong"])
+async def test_a_key_that_is_not_accepted_is_a_problem(key: str | None) -> None:
+    async with RawEngine() as engine:
+        engine.other = plain(b"{}", "401 Unauthorized")
+        report = await found(f"127.0.0.1:{engine.port}", instance_api_key=key)
+    (problem,) = report.problems
+    assert ("--instance-api-key" if key is None else "the proxy's own key") in problem
+    assert "wrong" not in problem
+    assert ("key not accepted" in report.instances[0]) is (key is not None)
+
+
+async def test_an_engine_that_sleeps_or_serves_another_model_is_a_problem() -> None:
+    async with RawEngine() as engine:
+        asleep = b'vllm:engine_sleep_state{sleep_state="awake"} 0\n'
+        engine.other = plain(asleep)
+        sleeper = await found(f"127.0.0.1:{engine.port}", kv_connector="none")
+        engine.other = plain(b'{"data":[{"id":"sim-8b"}]}')
+        other = await found(f"a=127.0.0.1:{engine.port}", model="m", kv_connector="none")
+    assert any(line.endswith(": sleeps, so it gets no request") for line in sleeper.problems)
+    assert "a: serves sim-8b, not m (--model)" in other.problems
+
+
+async def test_an_instance_given_twice_is_a_problem() -> None:
+    async with SimFleet(1) as fleet:
+        url = fleet.engines[0].url
+        report = await found(f"a={url}", f"b={url.replace('127.0.0.1', 'localhost')}")
+    assert report.problems == ("b: is the same engine as a: give each engine one name",)
+
+
+async def test_files_that_options_name_are_read() -> None:
+    with pytest.raises(ConfigError, match="tls_cert"):
+        await found("127.0.0.1:1", tls_cert="/nowhere.pem")
+
+
+@pytest.mark.parametrize(
+    ("given", "status"), [(("--instances", "127.0.0.1:1"), 1), (("--instances", "a b"), 2)]
+)
+def test_exit_status(given: tuple[str, ...], status: int) -> None:
+    run = subprocess.run([*COMMAND, *given], capture_output=True, text=True, check=False)
+    assert run.returncode == status
+    lines = (run.stdout + run.stderr).splitlines()
+    assert len(lines) == (3 if status == 1 else 1)
