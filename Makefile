@@ -10,7 +10,7 @@ TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/protocol prox
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: compiled demo demo-kill demo-compare demo-check test test-figures test-compiled test-install test-clients test-vllm chaos migration soak soak-hostile lint docs bench bench-core bench-shell bench-routing clean
+.PHONY: compiled dist demo demo-kill demo-compare demo-check test test-figures test-compiled test-install test-clients test-vllm chaos migration soak soak-hostile lint docs bench bench-core bench-shell bench-routing clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -56,21 +56,30 @@ test: $(VENV)/.installed-dev
 test-figures: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m figures tests/analysis tests/scenarios
 
-## The same for the core as it is installed with a C compiler at hand; see setup.py.
+## The same for the core compiled to C; see setup.py.
 test-compiled: compiled
 	$(BIN)/pytest -q -o pythonpath='.cache/compiled . plugins/vllm-thermal' -o cache_dir=.cache/compiled/.pytest_cache \
 		$(TESTS_COMPILED)
 
-## The Containerfile's steps run in a folder, and what they installed: no container engine needed.
+## The wheel in an empty environment, and the Containerfile's steps run in a folder: no container engine needed.
 test-install: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/install
 
-## The project as `pip install .` installs it where there is a C compiler.
+## Packages in dist/: the sources, a wheel for every machine, and one compiled for this machine.
+dist: $(VENV)/.installed-dev
+	rm -rf dist build
+	$(BIN)/python -m build
+	@echo "compiling the decisions: about two minutes on two cores"
+	CACHE_PROXY_COMPILE=1 $(BIN)/python -m build --wheel
+	@ls -1 dist
+
+## The project as `CACHE_PROXY_COMPILE=1 pip install .` installs it.
 compiled: .cache/compiled/.installed
 
 .cache/compiled/.installed: $(VENV)/.installed-dev setup.py \
 		$(shell find proxy replayer analysis -name "*.py")
 	rm -rf build .cache/compiled
+	@echo "compiling the decisions: about two minutes on two cores"
 	CACHE_PROXY_COMPILE=1 $(INSTALL) --no-deps --target .cache/compiled .
 	@touch $@
 
@@ -131,4 +140,4 @@ bench-routing: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.routing --out .cache/routing/result.json.gz $(ROUTING)
 
 clean:
-	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from replayer.arguments import REPORTS_NEED
-from tests.install.containerfile import Build, Stage, stages_of, words_of
-from tests.support.waiting import until_true
+from tests.install.containerfile import PATIENCE_S, Build, Stage, stages_of, words_of
+from tests.install.installed import answered, proxied
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)
@@ -96,42 +94,30 @@ def test_its_files_are_written_out(image: Image) -> None:
         )
 
 
-@contextmanager
-def serving(image: Image, words: list[str], sign: str, stream: str) -> Iterator[tuple[Any, str]]:
-    """A command that runs, and the line with which it says that it serves."""
-    with tempfile.TemporaryFile("w+") as output:
-        command = image.command(*words) | {stream: output}
-        with subprocess.Popen(**command) as child:
-            try:
-                yield child, until_true(lambda: _line(output, sign), sign)
-            finally:
-                child.kill()
-
-
-def _line(output: Any, sign: str) -> str:
-    output.seek(0)
-    return next((line for line in output.read().splitlines() if sign in line), "")
-
-
 def test_it_serves_is_healthy_and_stops(image: Image) -> None:
     before = image.files()
     bin_ = "/opt/cache-proxy/bin"
-    engine = [f"{bin_}/engine-sim", "--port", "0", "--bootstrap-port", "0", "--speed", "50"]
-    with serving(image, engine, "engine 0", "stdout") as (_, engine_line):
-        options = ["--instances", engine_line.split()[2], "--host", "127.0.0.1", "--port", "0"]
-        with serving(image, [*image.entry, *options], "listening on", "stderr") as (child, told):
-            url = told.split("listening on ")[1].split()[0]
-            port = url.rpartition(":")[2]
-            assert image.run(*image.stage.health_command, CACHE_PROXY_PORT=port).returncode == 0
-            body = {"model": "sim-8b", "messages": [{"role": "user", "content": "hello"}]}
-            data = orjson.dumps(body | {"max_tokens": 4})
-            request = urllib.request.Request(f"{url}/v1/chat/completions", data, method="POST")
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                assert orjson.loads(answer.read())["usage"]["completion_tokens"] == 4
-            child.send_signal(signal.SIGTERM)
-            assert child.wait(60) == 0
-        assert image.run(*image.stage.health_command, CACHE_PROXY_PORT=port).returncode == 1
+    with proxied(image, bin_) as (child, url, _):
+        port = url.rpartition(":")[2]
+        assert image.run(*image.stage.health_command, CACHE_PROXY_PORT=port).returncode == 0
+        assert answered(url) == 4
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == 0
+    assert image.run(*image.stage.health_command, CACHE_PROXY_PORT=port).returncode == 1
     lacking = image.run(f"{bin_}/replay", "x.jsonl")
     assert (lacking.returncode, lacking.stderr.count("\n")) == (2, 1)
     assert "pip install" in lacking.stderr
     assert image.files() == before, "nothing was written"
+
+
+@pytest.mark.skipif(shutil.which("podman") is None, reason="no podman here")
+def test_podman_builds_it() -> None:
+    name = "localhost/cache-proxy-test"
+    build = ("build", "--format", "docker", "--build-arg", "CACHE_PROXY_COMPILE=0", "-t", name, ".")
+    try:
+        subprocess.run(["podman", *build], cwd=ROOT, check=True, timeout=PATIENCE_S)
+        command = ["podman", "run", "--rm", "--read-only", name, "--version"]
+        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        assert "(interpreted)" in run.stdout
+    finally:
+        subprocess.run(["podman", "rmi", "--ignore", name], check=False, timeout=60)
