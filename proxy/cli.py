@@ -144,16 +144,16 @@ def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
     port = settings.bootstrap_port
     alone = [spec.name for spec in without if port and hosts[urlsplit(spec.url).hostname] == 1]
     if rules.needs_bootstrap and alone:
-        text = "offloads to %s: where a Mooncake bootstrap server answers at port %d of their hosts"
+        text = "offloads to %s need a Mooncake bootstrap server at port %d of their hosts"
         logger.info(text, ", ".join(alone), port)
     if rules.needs_bootstrap and len(without) > len(alone):
         logger.warning(
-            "no bootstrap address for %s: they take no offloaded prefill; "
+            "no bootstrap address for %s: no prefill is offloaded to them; "
             "give 'host:port;bootstrap=PORT' (in quotes), or --kv-connector none",
             ", ".join(spec.name for spec in without if spec.name not in alone),
         )
     if "/*" in settings.extra_paths:
-        logger.warning("extra_paths: /*: relays what operators ask of one engine too, as /sleep")
+        logger.warning("extra_paths: /* relays an engine's operator paths too, such as /sleep")
     if never := [path for path in settings.extra_paths if is_for_operators(path)]:
         logger.warning("extra_paths: %s: never relayed, as it changes one engine", never[0])
     if len(settings.instances) == 1:
@@ -163,7 +163,7 @@ def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
     blind = [spec.name for spec in settings.instances if not spec.sensors]
     if settings.thermal is not None and blind:
         logger.warning(
-            "--thermal does not hold %s: no sensor of their GPUs is named (;gpus=0-7;dcgm=9400)",
+            "--thermal does not control %s: no GPU sensor is given (;gpus=0-7;dcgm=9400)",
             ", ".join(blind),
         )
     _warn_of_access(logger, settings)
@@ -178,13 +178,13 @@ def _warn_of_access(logger: logging.Logger, settings: Settings) -> None:
             settings.host,
         )
     if is_reached and settings.api_key is None:
-        logger.info("every client of %s may ask, as no --api-key is given", settings.host)
+        logger.info("no --api-key: every client that reaches %s may send requests", settings.host)
     for name, secret in (("api_key", settings.api_key), ("admin_token", settings.admin_token)):
         text = "" if secret is None else secret.get_secret_value()
         keys = map(key_of, entries_of(text)) if name == "api_key" else filter(None, [text.strip()])
         if short := sum(len(key) < KEY_CHARS for key in keys):
             logger.warning(
-                "%s: %d shorter than %d characters: easily guessed, and a reload takes no other",
+                "%s: %d shorter than %d characters: easy to guess, and refused by a reload",
                 name,
                 short,
                 KEY_CHARS,

@@ -99,13 +99,13 @@ def _is_foreign(request: web.Request, settings: Settings) -> str | None:
     host, origin = request.headers.get("Host", "").lower(), request.headers.get("Origin")
     is_change = request.method not in ("GET", "HEAD")
     if is_change and origin is not None and origin.lower().partition("://")[2] != host:
-        return f"Origin: {origin[:100]!r}: pages of other origins are not let in here"
+        return f"Origin: {origin[:100]!r}: cross-origin requests are refused here"
     is_closed = settings.admin_token or settings.tls_client_ca or settings.tls_cert
     if is_closed or _is_own(host, (settings.host, settings.admin_host)):
         return None
     return (
-        f"Host: {host[:100]!r} may be anybody's name: without --admin-token ask by an address, "
-        "localhost, or a name without a dot"
+        f"Host: {host[:100]!r} may be forged (DNS rebinding): without --admin-token "
+        "use an address, localhost, or a name without a dot"
     )
 
 

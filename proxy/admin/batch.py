@@ -84,7 +84,7 @@ class Batch:
         """End the orders on ?instance=NAME, or on all with ?instance=*."""
         given = request.query.get("instance")
         if given is None:
-            return _refusal(400, "instance: say which, ?instance=NAME, or ?instance=* for all")
+            return _refusal(400, "instance: missing; give ?instance=NAME, or ?instance=* for all")
         try:
             names = self._named(given)
         except BodyError as error:
@@ -120,7 +120,7 @@ class Batch:
         """Refuse a temperature where nobody reads one."""
         blind = [name for name in names if not self._thermal.gpus.of(name)]
         if blind:
-            raise BodyError(400, f"target_temp_c: no GPU sensor of {blind[0]} has told anything")
+            raise BodyError(400, f"target_temp_c: no GPU sensor of {blind[0]} has reported yet")
 
     def _take_turn(self) -> None:
         now_s = self._clock.now_s()

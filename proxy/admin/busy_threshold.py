@@ -55,7 +55,9 @@ class BusyThreshold:
         if not model:
             # No default model: a caller that puts the model into a body, as in POST, would
             # otherwise remove all limits.
-            return json_response({"error": "say which: ?model=NAME, or ?model=* for all"}, 400)
+            return json_response(
+                {"error": "model: missing; give ?model=NAME, or ?model=* for all"}, 400
+            )
         if field is not None and field not in THRESHOLD_FIELDS:
             message = f"field must be one of {', '.join(THRESHOLD_FIELDS)}; got {field[:64]}"
             return json_response({"error": message}, 400)

@@ -282,7 +282,7 @@ class FleetPaths:
             member.is_draining = True
             if mode is not None:
                 asked = self._in_flight.leave_instance(name)
-                _log.info("instance %s drains: %d streams are to go on elsewhere", name, asked)
+                _log.info("instance %s drains: %d streams migrate", name, asked)
             return json_response(self._describe(name), 202)
         await self._instances.remove(name)
         return json_response({"removed": name})

@@ -103,8 +103,8 @@ class Settings(Model):
         Meta(ge=0, le=65535),
         Option(
             NETWORK,
-            "Port of a separate listener for the admin paths, which are then 404 on --port; "
-            "none: all paths are on --port.",
+            "Port of a separate listener for the admin paths; --port then answers them with "
+            "404. None: all paths are on --port.",
         ),
     ] = None
     admin_token: Annotated[
@@ -113,7 +113,7 @@ class Settings(Model):
         After(sendable),
         Option(
             ACCESS,
-            "Token that a request to an admin path must send as Authorization: Bearer; none: no "
+            "Token that requests to admin paths must send as Authorization: Bearer; none: no "
             "token is required.",
             allowed=SECRET_FORM,
             reloadable=True,
@@ -123,24 +123,24 @@ class Settings(Model):
         bool,
         Option(
             ACCESS,
-            "Serve /v1/admin/batch on the admin listener: caps on hot instances, and evictions. It "
-            "needs --admin-port, and --admin-token or --tls-client-ca.",
+            "Serve /v1/admin/batch, which caps hot instances and evicts their requests. Needs "
+            "--admin-port, and --admin-token or --tls-client-ca.",
         ),
     ] = False
     thermal: Annotated[
         Path | None,
         Option(
             LIMITS,
-            "TOML file that says how the temperature of GPUs is held; none: it is not. For "
-            "instances with a sensor (;gpus=...;dcgm=...). Not hardware validated.",
+            "TOML file of thermal control, for instances with a GPU sensor "
+            "(;gpus=...;dcgm=...). None: no control. Not hardware validated.",
         ),
     ] = None
     thermal_may_abort: Annotated[
         bool,
         Option(
             LIMITS,
-            "End requests of a hot instance that cannot be moved, with an error event, in an "
-            "emergency or by an operator's force_evict; else they are waited for.",
+            "In an emergency or by force_evict, end requests of a hot instance that cannot "
+            "migrate, with an error event. Without it the proxy waits for them.",
         ),
     ] = False
     max_body_bytes: Annotated[
@@ -152,8 +152,8 @@ class Settings(Model):
         Seconds,
         Option(
             TIMEOUTS,
-            "Longest time for a request's head, from its first byte to its last; and for the first "
-            "byte on a new connection.",
+            "Longest time from the first to the last byte of a request's head, and for the "
+            "first byte on a new connection.",
             "s",
         ),
     ] = 10.0
@@ -161,7 +161,7 @@ class Settings(Model):
         Seconds,
         Option(
             TIMEOUTS,
-            "Longest time for a request's body after its head; after a third of this time the "
+            "Longest time for a request's body after its head. After a third of this time the "
             "body must come at 1 KiB/s or faster.",
             "s",
             reloadable=True,
@@ -204,8 +204,8 @@ class Settings(Model):
         After(checked_keys),
         Option(
             ACCESS,
-            "Keys, one of which a client must send as Authorization: Bearer or x-api-key; none: "
-            "no key is required. The name before the colon is the key's tenant.",
+            "Accepted client keys, sent as Authorization: Bearer or x-api-key; none: no key is "
+            "required. The name before the colon is the key's tenant.",
             allowed=f"{KEYS_FORM}, or none",
             reloadable=True,
         ),
@@ -227,9 +227,9 @@ class Settings(Model):
         Before(path_list),
         Option(
             ACCESS,
-            "Paths whose prompts every instance salts, beside those that all vLLM versions salt; "
-            "with --cache-salt-secret, a request to any other path that computes a prompt is "
-            "refused. vLLM 0.32 salts /v1/messages, /v1/embeddings, /v1/rerank and /v1/score.",
+            "Further paths on which every instance applies cache_salt. With "
+            "--cache-salt-secret, any other path that computes a prompt is refused. vLLM 0.32 "
+            "salts /v1/messages, /v1/embeddings, /v1/rerank and /v1/score.",
             allowed="paths like /v1/messages,/v1/embeddings",
             reloadable=True,
         ),
@@ -239,8 +239,9 @@ class Settings(Model):
         Before(path_list),
         Option(
             ACCESS,
-            "Paths that are relayed beside those of docs/reference/http-api.md; /* at the end: all "
-            "below. Those for operators of an engine (/v1/admin, LoRA adapters) never are.",
+            "Paths to relay beside those of docs/reference/http-api.md; /* at the end: every "
+            "path below. An engine's operator paths (/v1/admin, LoRA adapters) are never "
+            "relayed.",
             allowed="paths like /v1/images/generations,/v1/images/*",
             reloadable=True,
         ),
@@ -251,7 +252,7 @@ class Settings(Model):
         Option(
             ACCESS,
             "Origins whose web pages may use the relayed paths and /v1/models; *: any. Empty: "
-            "browsers refuse the answers to pages of other origins.",
+            "browsers block pages of other origins.",
             allowed=ORIGINS_FORM,
             reloadable=True,
         ),
@@ -260,7 +261,7 @@ class Settings(Model):
         Path | None,
         Option(
             NETWORK,
-            "PEM certificate chain for clients; with it both listeners speak TLS, 1.2 or newer.",
+            "PEM certificate chain for clients; if given, both listeners speak TLS 1.2 or newer.",
             reloadable=True,
         ),
     ] = None
@@ -307,7 +308,7 @@ class Settings(Model):
         Path | None,
         Option(
             NETWORK,
-            "File of CAs that https instances are verified by; none: the system's CAs.",
+            "File of CAs that verify https instances; none: the system's CAs.",
             reloadable=True,
         ),
     ] = None
@@ -343,9 +344,8 @@ class Settings(Model):
         Instances,
         Option(
             FLEET,
-            "vLLM servers, comma separated (TOML: an array). With --kv-connector mooncake an "
-            "instance prefills for others where its bootstrap server is given or found; see "
-            "--bootstrap-port.",
+            "vLLM servers, comma separated (TOML: an array). With --kv-connector mooncake a "
+            "prefill server needs a bootstrap server, given or found; see --bootstrap-port.",
             allowed=INSTANCE_FORM,
             reloadable=True,
         ),
@@ -355,7 +355,7 @@ class Settings(Model):
         Meta(ge=0.05, le=3600),
         Option(
             FLEET,
-            "How often the GPU sensors of an instance are asked (;dcgm= and others behind it).",
+            "Time between two reads of an instance's GPU sensors (;dcgm= and others).",
             "s",
             reloadable=True,
         ),
@@ -422,7 +422,7 @@ class Settings(Model):
         Before(header_list),
         Option(
             CACHES,
-            "Request headers that name a session, the first that is there wins, in place of the "
+            "Request headers that name a session, in order of precedence. They replace the "
             "order in docs/concepts/sessions.md; fields of the body come after them.",
             allowed=HEADERS_FORM,
             reloadable=True,
@@ -432,16 +432,15 @@ class Settings(Model):
         Count,
         Option(
             CACHES,
-            "Most sessions remembered; beyond it the longest idle one of the tenant that has most "
-            "is forgotten.",
+            "Most sessions remembered. Above it, the tenant with most sessions loses its "
+            "longest idle one.",
         ),
     ] = 100_000
     slow_start: Annotated[
         NonNegative,
         Option(
             FLEET,
-            "Time in which a returned instance's share of the placements grows from a tenth to "
-            "all.",
+            "Time in which a recovered instance's share of placements grows from a tenth to all.",
             "s",
         ),
     ] = 30.0
@@ -450,8 +449,8 @@ class Settings(Model):
         Meta(ge=MIB, le=MOST_BYTES),
         Option(
             CACHES,
-            "Memory for the index of which instance holds which prefix; as much again for KV "
-            "events, where engines publish them.",
+            "Memory for the prefix index, and as much again for KV events where engines publish "
+            "them.",
             "bytes",
         ),
     ] = ByteSize(256 * MIB)
@@ -461,8 +460,8 @@ class Settings(Model):
         After(events_text),
         Option(
             CACHES,
-            "Where the engines publish what they cache and evict (vLLM's --kv-events-config). "
-            "auto: where an engine says at /kv_event_sources, as vLLM does from 0.31 on.",
+            "Endpoint of the engines' KV events (vLLM's --kv-events-config). auto: as the "
+            "engine's /kv_event_sources says, which vLLM has from 0.31 on.",
             allowed=EVENTS_FORM,
             reloadable=True,
         ),
@@ -471,8 +470,8 @@ class Settings(Model):
         Literal["mooncake", "nixl", "implicit", "none"],
         Option(
             DECISIONS,
-            "How the engines transfer KV to each other; implicit: through a store that they "
-            "share; none: requests are never offloaded.",
+            "KV connector between the engines. implicit: a store that they share; none: no "
+            "offload.",
         ),
     ] = "mooncake"
     bootstrap_port: Annotated[
@@ -480,8 +479,8 @@ class Settings(Model):
         Meta(ge=1, le=65535),
         Option(
             DECISIONS,
-            "Port at which an instance without ;bootstrap= that is alone on its host is asked for "
-            "a Mooncake bootstrap server; none: it is not asked.",
+            "Port where an instance without ;bootstrap=, alone on its host, is asked for a "
+            "Mooncake bootstrap server; none: not asked.",
             reloadable=True,
         ),
     ] = 8998
@@ -489,8 +488,8 @@ class Settings(Model):
         OffloadPolicy,
         Option(
             DECISIONS,
-            "Policy that decides where a request is computed: cost prices every place; the "
-            "others decide about the offload of HEAVY requests only.",
+            "Policy that places requests. cost: the lowest predicted cost of all instances; the "
+            "others only decide whether a HEAVY request is offloaded.",
             reloadable=True,
         ),
     ] = "cost"
@@ -506,7 +505,7 @@ class Settings(Model):
         Tokens,
         Option(
             DECISIONS,
-            "Policy threshold: offload from this many new tokens on; 0: never.",
+            "Policy threshold: offload a request with at least this many new tokens; 0: never.",
             "tokens",
             reloadable=True,
         ),
@@ -524,8 +523,7 @@ class Settings(Model):
         Seconds,
         Option(
             DECISIONS,
-            "Target for the first token, plus 0.1 ms per new token; the metrics count the "
-            "answers that meet it.",
+            "TTFT target, plus 0.1 ms per new token; the metrics count the answers that meet it.",
             "s",
             reloadable=True,
         ),
@@ -534,8 +532,8 @@ class Settings(Model):
         Seconds,
         Option(
             DECISIONS,
-            "Target for the time per output token; the cost policy aims at 9 of 10 answers that "
-            "meet it.",
+            "TPOT target (time per output token); the cost policy aims to meet it for 9 of 10 "
+            "answers.",
             "s",
             reloadable=True,
         ),
@@ -544,8 +542,8 @@ class Settings(Model):
         NonNegative,
         Option(
             CACHES,
-            "How long an instance may hold KV that was never fetched "
-            "(VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT); the KV counts as in use for that time.",
+            "How long an instance may hold KV that is never fetched "
+            "(VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT). It counts as in use for that time.",
             "s",
         ),
     ] = 480.0
@@ -554,8 +552,8 @@ class Settings(Model):
         Meta(ge=0, le=100),
         Option(
             DECISIONS,
-            "How many times a begun stream may go on elsewhere after the loss of its instance; "
-            "0: it ends with an error.",
+            "How often a started stream may migrate when its instance fails; 0: it ends with an "
+            "error.",
             reloadable=True,
         ),
     ] = 0
@@ -563,7 +561,7 @@ class Settings(Model):
         Count | None,
         Option(
             DECISIONS,
-            "A stream with more tokens, prompt and output, does not go on elsewhere.",
+            "A stream with more tokens (prompt and output) does not migrate.",
             "tokens",
             reloadable=True,
         ),
@@ -572,7 +570,7 @@ class Settings(Model):
         bool,
         Option(
             DECISIONS,
-            "Compute the prompt on the decode instance too when a prefill leg is late.",
+            "Compute the prompt on the decode server too when a prefill leg is late.",
             reloadable=True,
         ),
     ] = True
@@ -582,7 +580,7 @@ class Settings(Model):
         Meta(ge=0, le=1),
         Option(
             LIMITS,
-            "An instance that uses a larger part of its KV blocks is busy.",
+            "An instance is busy above this share of its KV blocks in use.",
             "ratio",
             reloadable=True,
         ),
@@ -592,7 +590,7 @@ class Settings(Model):
         Meta(ge=0, le=MOST),
         Option(
             LIMITS,
-            "An instance with more tokens waiting for prefill is busy.",
+            "An instance is busy with more than this many tokens waiting for prefill.",
             "tokens",
             reloadable=True,
         ),
@@ -640,8 +638,8 @@ class Settings(Model):
         Before(weight_list),
         Option(
             LIMITS,
-            "Weights of the tenants of --api-key when they take turns in the wait queue; a "
-            "tenant that is not named has weight 1.",
+            "Weights of the tenants of --api-key for their turns in the wait queue; a tenant "
+            "not named has weight 1.",
             allowed=WEIGHTS_FORM,
         ),
     ] = ()
@@ -660,8 +658,8 @@ class Settings(Model):
         Meta(ge=64 * MIB, le=MOST_BYTES),
         Option(
             LIMITS,
-            "Memory limit. Close to it the proxy refuses keep-alive, closer HEAVY requests, then "
-            "all requests. None: the cgroup's limit.",
+            "Memory limit. Near it the proxy refuses keep-alive first, then HEAVY requests, "
+            "then all requests. None: the cgroup's limit.",
             "bytes",
         ),
     ] = None
@@ -673,8 +671,8 @@ class Settings(Model):
         Seconds,
         Option(
             TIMEOUTS,
-            "Longest time for the prefill leg of an offload; after it the request is colocated. "
-            "The limit is 2 s + 3 x the late bound of the prefill where that is shorter.",
+            "Longest time for the prefill leg of an offload; then the request is colocated. The "
+            "limit is 2 s + 3 x the prefill's late bound if that is shorter.",
             "s",
             reloadable=True,
         ),
@@ -683,9 +681,9 @@ class Settings(Model):
         Seconds,
         Option(
             TIMEOUTS,
-            "Longest time from the end of the prefill leg to the decode instance's first byte; "
-            "after it the request is colocated. The limit is 2 s + 3 x (queue + late bound of "
-            "the transfer) where that is shorter.",
+            "Longest time from the end of the prefill leg to the decode server's first byte; "
+            "then the request is colocated. The limit is 2 s + 3 x (queue + late bound of the "
+            "transfer) if that is shorter.",
             "s",
             reloadable=True,
         ),
@@ -694,9 +692,9 @@ class Settings(Model):
         Seconds,
         Option(
             TIMEOUTS,
-            "Longest time from a stream's dispatch to its first byte. The limit is "
-            "5 s + 3 x the late bound of its prefill where that is shorter and another instance "
-            "would take it.",
+            "Longest time from a stream's dispatch to its first byte. The limit is 5 s + 3 x "
+            "the prefill's late bound if that is shorter and another instance can take the "
+            "request.",
             "s",
             reloadable=True,
         ),
@@ -705,9 +703,9 @@ class Settings(Model):
         Seconds | None,
         Option(
             TIMEOUTS,
-            "Longest time from a request's dispatch to its answer where that comes in one piece, "
-            "so that the first byte comes with the last. Nothing is computed again after it. "
-            "None: as long as --total-timeout allows.",
+            "Longest time from dispatch to an answer that does not stream, whose first byte "
+            "comes with the last. The request is not tried again after it. None: only "
+            "--total-timeout limits it.",
             "s",
             reloadable=True,
         ),
@@ -717,7 +715,7 @@ class Settings(Model):
         Option(
             TIMEOUTS,
             "Longest silence between two pieces of an answer. For a stream the limit is 60 s + "
-            "200 decode steps + the instance's prefill queue where that is shorter.",
+            "200 decode steps + the instance's prefill queue if that is shorter.",
             "s",
             reloadable=True,
         ),
@@ -726,8 +724,8 @@ class Settings(Model):
         NonNegative,
         Option(
             TIMEOUTS,
-            "A stream that has begun and is silent gets an event without effect this often: a "
-            "ping, an empty chunk, a comment where its API is unknown; 0: never.",
+            "Silence after which a started stream gets an event without effect: a ping, an "
+            "empty chunk, or a comment for an unknown API; 0: never.",
             "s",
         ),
     ] = 15.0
@@ -754,7 +752,8 @@ class Settings(Model):
         Seconds,
         Option(
             FLEET,
-            "A health check that takes longer has failed, unless requests are answered meanwhile.",
+            "A health check that takes longer has failed, unless the instance answers requests "
+            "meanwhile.",
             "s",
             reloadable=True,
         ),
@@ -776,8 +775,8 @@ class Settings(Model):
         Meta(ge=0, le=MOST_KEPT),
         Option(
             TELEMETRY,
-            "Most options of a decision that a line of the request log lists: the cheapest, and "
-            "the one taken.",
+            "Most alternatives of a decision in a line of the request log: the cheapest ones, "
+            "and the one taken.",
             reloadable=True,
         ),
     ] = MOST_KEPT
@@ -795,12 +794,10 @@ class Settings(Model):
             raise _pair("warm_threshold", "must not be larger than", "heavy_threshold")
         for name, other in NEEDS:
             if getattr(self, name) not in (None, ()) and getattr(self, other) is None:
-                raise _pair(name, "is of no use with", other)
+                raise _pair(name, "has no effect with", other)
         is_open = self.admin_port is not None and self.admin_token is None
         if is_open and not is_loopback(self.admin_host):
-            raise _pair(
-                "admin_host", "is no loopback address, which is refused with", "admin_token"
-            )
+            raise _pair("admin_host", "must be a loopback address with", "admin_token")
         self._check_logs()
         self._check_heat()
         own = next((spec for spec in self.instances if self._is_own_address(spec)), None)
@@ -811,9 +808,9 @@ class Settings(Model):
         """Two logs in one file would cut each other's lines."""
         if self.access_log == "off":
             if self.access_log_file is not None:
-                raise _pair("access_log_file", "is of no use with", "access_log")
+                raise _pair("access_log_file", "has no effect with", "access_log")
         elif self.request_log is not None and self.request_log == self.access_log_at:
-            raise _pair("access_log_file", "is where lines go already, see", "request_log")
+            raise _pair("access_log_file", "is the same file as", "request_log")
 
     @property
     def access_log_at(self) -> Path | None:
@@ -823,15 +820,15 @@ class Settings(Model):
     def _check_heat(self) -> None:
         """What ends users' requests needs to be asked for, by somebody who may."""
         if self.enable_admin_api and self.admin_port is None:
-            raise _pair("enable_admin_api", "is of no use with", "admin_port")
+            raise _pair("enable_admin_api", "has no effect with", "admin_port")
         if self.enable_admin_api and not (self.admin_token or self.tls_client_ca):
             raise _pair(
                 "enable_admin_api",
-                "is refused without a token or client certificates:",
+                "needs a token or client certificates:",
                 "admin_token",
             )
         if self.thermal_may_abort and not self.limits_heat:
-            raise _pair("thermal_may_abort", "is of no use with", "thermal")
+            raise _pair("thermal_may_abort", "has no effect with", "thermal")
         for spec in self.instances:
             try:
                 self.check_instance(spec)
@@ -841,7 +838,7 @@ class Settings(Model):
     def check_instance(self, spec: InstanceSpec) -> None:
         """Raise ValueError if an instance's entry is of no use with these options."""
         if spec.thermal is not None and not self.limits_heat:
-            of_no_use = "is of no use without --thermal or --enable-admin-api"
+            of_no_use = "has no effect without --thermal or --enable-admin-api"
             raise ValueError(f"{spec.name!r}: ;thermal={spec.thermal} {of_no_use}")
 
     @property

@@ -209,7 +209,7 @@ def _file(kind: str, text: str, instance_host: str) -> SensorAt:
     """An absolute path, then perhaps `#` and pointers."""
     path, mark, pointers = text.partition("#")
     if not _FILE.fullmatch(path):
-        raise ValueError(f"{kind} {path!r} is no absolute path without blanks")
+        raise ValueError(f"{kind} {path!r} is not an absolute path without blanks")
     fields = JsonFields.parse(pointers) if mark else OWN_FIELDS
     return SensorAt(kind, text, instance_host, fields=fields)
 

@@ -349,8 +349,8 @@ def _parser(model: type[Model]) -> argparse.ArgumentParser:
         action=_PrintFile,
         nargs="?",
         metavar="NAME",
-        help="print a file that comes with the proxy (alerts, dashboard, systemd unit, ...); "
-        "without NAME their names",
+        help="print a file shipped with the proxy (alerts, dashboard, systemd unit, ...); "
+        "without NAME: list them",
     )
     parser.add_argument(
         "--completion",

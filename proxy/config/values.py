@@ -15,10 +15,10 @@ from proxy.config.sensors import FORMS, MOST_PARTS, GpuRange, SensorAt, gpu_rang
 DEFAULT_PORT = 8000
 """Port of an instance that is given by its host alone: that of `vllm serve`."""
 INSTANCE_FORM = (
-    f"[name=]host:port (port {DEFAULT_PORT} where none is given) or [name=]http(s)://host:port, "
-    "then optionally ;bootstrap=PORT or ;bootstrap=http(s)://host:port, ;gpus=0-3 and what "
-    "reads these GPUs (;dcgm=9400, see docs/operate/gpu-sensors.md), "
-    ";thermal=plugin, in quotes in a shell"
+    f"[name=]host:port (default port {DEFAULT_PORT}) or [name=]http(s)://host:port, "
+    "then optionally ;bootstrap=PORT or ;bootstrap=http(s)://host:port, ;gpus=0-3 and their "
+    "sensor (;dcgm=9400, see docs/operate/gpu-sensors.md), "
+    ";thermal=plugin; in quotes in a shell"
 )
 THERMAL = ("plugin",)
 """Who keeps an instance's cap while it is hot, where that is not the proxy."""
@@ -32,8 +32,8 @@ _HOST_ONLY = re.compile(r"\[[0-9A-Fa-f:.]+\]|(?![0-9]+$)[A-Za-z0-9._-]+")
 _URL_WITHOUT_PORT = re.compile(r"https?://(\[[^]/]*\]|[^:/]+)/?")
 _HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r""), "an entry is empty: is there a comma too many?"),
-    (re.compile(r"[\[{(\"'].*[\]})\"']?", re.DOTALL), "a list has no brackets and no quotes in it"),
-    (re.compile(r".*[\]})\"']", re.DOTALL), "a list has no brackets and no quotes in it"),
+    (re.compile(r"[\[{(\"'].*[\]})\"']?", re.DOTALL), "a list has no brackets and no quotes"),
+    (re.compile(r".*[\]})\"']", re.DOTALL), "a list has no brackets and no quotes"),
     (re.compile(r".*\s.*", re.DOTALL), "instances are separated by commas, without spaces"),
     (re.compile(r"[0-9]+"), "a port needs its host: 127.0.0.1:8001"),
     (_URL_WITHOUT_PORT, f"a URL needs its port: http://host:{DEFAULT_PORT}"),
@@ -41,7 +41,7 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"[a-z]+://.*"), "the scheme is http or https"),
     (re.compile(r"[^/@]+/.*"), "only the server's address, without a path"),
     (re.compile(r"[0-9A-Fa-f]*(:[0-9A-Fa-f]*){2,}"), "an IPv6 address is in brackets: [::1]:8000"),
-    (re.compile(r"[^:]+:[0-9]+:[0-9]+"), "the bootstrap port goes behind ;bootstrap="),
+    (re.compile(r"[^:]+:[0-9]+:[0-9]+"), "the bootstrap port goes after ;bootstrap="),
     (re.compile(r".*@.*"), "no user or password; --instance-api-key has the servers' key"),
 )
 """What a text that is no address may have been meant as, by its form: the first that matches."""
@@ -65,7 +65,7 @@ _EVENTS = re.compile(
 )
 EVENTS_FORM = (
     "auto, off, or tcp://{host}:PORT, then optionally ;replay=PORT; {host} is the instance's host, "
-    "and PORT a number, or {port}, {port+N}, {port-N}, reckoned from the instance's port"
+    "and PORT a number, or {port}, {port+N}, {port-N} from the instance's port"
 )
 MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
 WEIGHTS_FORM = "tenant=weight, comma separated, weights 0.1 to 100"
@@ -97,7 +97,7 @@ class ByteSize(int):
         found = _SIZE.fullmatch(text)
         unit = None if found is None else _SIZES.get(found[2].lower())
         if found is None or unit is None:
-            raise ValueError(f"{value!r} is no size")
+            raise ValueError(f"{value!r} is not a size")
         return cls(int(float(found[1]) * unit))
 
 
@@ -134,7 +134,7 @@ class InstanceSpec:
         once, sensors = _parts(extras, host)
         bootstrap, gpus, thermal = (once.get(key) for key in ("bootstrap", "gpus", "thermal"))
         if gpus is not None and not sensors:
-            raise ValueError(f"gpus without what reads them: one of {', '.join(FORMS)}")
+            raise ValueError(f"gpus without a sensor: give one of {', '.join(FORMS)}")
         if thermal is not None and thermal not in THERMAL:
             raise ValueError(f"thermal {thermal!r} is not one of: {', '.join(THERMAL)}")
         return cls(
@@ -202,7 +202,7 @@ class EventsAt:
         """Read `tcp://{host}:PORT;replay=PORT`; raises `ValueError` for any other text."""
         found = _EVENTS.fullmatch(text)
         if found is None:
-            raise ValueError(f"{text!r} is no address of KV events")
+            raise ValueError(f"{text!r} is not an address of KV events")
         at = cls(found["host"], found["port"], found["replay"])
         for port in (at.port, at.replay_port):
             if port is not None and not port.startswith("{"):
@@ -264,7 +264,7 @@ def path_list(value: object) -> object:
 
 def header_list(value: object) -> object:
     """A list of header names from `a,b` or a list of texts; raises `ValueError` for others."""
-    names = _texts(value, _HEADER, f"is no header's name, or is over {HEADER_CHARS} characters")
+    names = _texts(value, _HEADER, f"is not a header name, or is over {HEADER_CHARS} characters")
     if isinstance(names, tuple):
         if len(names) > MOST_HEADERS:
             raise ValueError(f"{len(names)} headers, at most {MOST_HEADERS}")
@@ -272,13 +272,13 @@ def header_list(value: object) -> object:
         _refuse_duplicates("header", lower)
         for name in lower:
             if name in _SECRET_HEADERS:
-                raise ValueError(f"{name!r} holds a secret, and names of sessions are logged")
+                raise ValueError(f"{name!r} holds a secret, and session names are logged")
     return names
 
 
 def origin_list(value: object) -> object:
     """A list of origins from `https://a,http://b:3000`, or `*`; raises `ValueError` for others."""
-    return _texts(value, _ORIGIN, "is no origin: scheme://host[:port], without a path or slash")
+    return _texts(value, _ORIGIN, "is not an origin: scheme://host[:port], without a path or slash")
 
 
 def _texts(value: object, form: re.Pattern[str], wrong: str) -> object:

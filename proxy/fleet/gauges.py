@@ -25,7 +25,7 @@ _TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
     ("ongoing_tokens", "Prefill, inbound and decode tokens", lambda x: x.ongoing_tokens),
     (
         "ongoing_prefill_tokens",
-        "New tokens of requests without a first token",
+        "New tokens of requests before their first token",
         lambda x: x.prefill_tokens,
     ),
     (
@@ -34,7 +34,7 @@ _TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
         lambda x: x.inbound_tokens,
     ),
     ("ongoing_decode_tokens", "Context of running streams", lambda x: x.decode_tokens),
-    ("pinned_tokens", "KV held for a peer", lambda x: x.pinned_tokens),
+    ("pinned_tokens", "Tokens of KV held for a peer", lambda x: x.pinned_tokens),
 )
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
     (
@@ -44,17 +44,17 @@ _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ..
     ),
     (
         "prefix_cache_hit_ratio",
-        "Tokens found in the own cache per token looked up, since the engine's start",
+        "Share of looked-up tokens found in the instance's own cache, since its start",
         lambda s: s.hit_ratio,
     ),
     (
         "external_prefix_cache_hit_ratio",
-        "Tokens from a peer or a shared store per token looked up, since the engine's start",
+        "Share of looked-up tokens found at a peer or in a shared store, since its start",
         lambda s: s.external_hit_ratio,
     ),
     (
         "combined_prefix_cache_hit_ratio",
-        "Tokens from either per token looked up, since the engine's start",
+        "Sum of the own and the external prefix cache hit ratio",
         lambda s: s.combined_hit_ratio,
     ),
 )
@@ -66,7 +66,7 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float | None]], 
     ),
     (
         "prefix_cache_hits",
-        "Tokens found in the own cache, as the engine counts",
+        "Tokens found in the instance's own cache, as the engine counts",
         lambda s: s.local_hit_tokens,
     ),
     (
@@ -77,16 +77,16 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float | None]], 
 )
 
 _PUBLISHED_COUNTERS: tuple[tuple[str, str, Callable[[PublishedBlocks], int]], ...] = (
-    ("kv_event_batches", "Batches of KV events taken in", lambda b: b.batches),
+    ("kv_event_batches", "Batches of KV events received", lambda b: b.batches),
     ("kv_event_stored_blocks", "Blocks that the engine stored", lambda b: b.stored_blocks),
     ("kv_event_removed_blocks", "Blocks that the engine evicted", lambda b: b.removed_blocks),
-    ("kv_event_gaps", "Gaps in the numbers of batches", lambda b: b.gaps),
+    ("kv_event_gaps", "Gaps in the sequence numbers of batches", lambda b: b.gaps),
     (
         "kv_event_lost_gaps",
-        "Gaps that no replay could close, so that the set was emptied",
+        "Gaps that no replay could close; the known blocks were dropped",
         lambda b: b.lost_gaps,
     ),
-    ("kv_event_restarts", "Restarts of the engine that its batches showed", lambda b: b.restarts),
+    ("kv_event_restarts", "Engine restarts seen in its batches", lambda b: b.restarts),
     ("kv_event_malformed", "Batches that could not be read", lambda b: b.malformed),
     (
         "kv_event_skipped",
@@ -122,11 +122,13 @@ class FleetCollector(Collector):
         yield self._breaker()
         panic = self._router.fleet.is_panicking()
         configured, known = self._router.kv_peers()
-        text = "Instances that may prefill for others by the options"
+        text = "Prefill servers by the options"
         yield single("kv_peers_configured", text, configured)
-        text = "Those of them whose KV engine's id is known, so that an offload is possible"
+        text = "Prefill servers whose engine id is known, so that an offload is possible"
         yield single("kv_peers_known", text, known)
-        yield single("panic", "1 while ejected instances are used for lack of others", panic)
+        yield single(
+            "panic", "1 while ejected instances are used because too few others are up", panic
+        )
         yield self._busy(names)
         yield self._thresholds()
         yield from self._compared(loads)
@@ -192,7 +194,7 @@ class FleetCollector(Collector):
         return family
 
     def _calibration(self) -> Metric:
-        text = "Predicted per measured TTFT of the last answers, by whether others were before it"
+        text = "Predicted / measured TTFT of the last answers, by whether the request queued"
         labels = ("route_class", "queued", "quantile")
         family = _gauge("ttft_prediction_ratio", text, *labels)
         for (route_class, queued), ratios in sorted(self._router.latency.calibration.by.items()):
@@ -204,9 +206,11 @@ class FleetCollector(Collector):
 
     def _kv(self, names: list[str]) -> Iterator[Metric]:
         """The KV cache as decisions see it."""
-        text = "KV cache that decisions go by: as reported, learned, or as large as another's"
+        text = (
+            "KV cache size used in decisions: reported, learned, or assumed from another instance"
+        )
         sizes = _gauge("kv_cache_assumed_tokens", text, "upstream")
-        text = "KV of running sessions, and of idle ones times their chance to come back"
+        text = "KV of running sessions, plus KV of idle ones times their chance to return"
         live = _gauge("live_kv_tokens", text, "upstream")
         sessions = self._router.sessions
         for name in names:
@@ -217,7 +221,7 @@ class FleetCollector(Collector):
         yield from (sizes, live)
 
     def _busy(self, names: list[str]) -> Metric:
-        text = "1 when the instance is past this threshold of the model; *: of those without own"
+        text = "1 when the instance is above this threshold; model *: the default thresholds"
         family = _gauge("instance_busy", text, "upstream", "check", "model")
         for name in names:
             for model, busy in self._router.busy_by_model(name, self.now_s).items():
@@ -239,11 +243,13 @@ class FleetCollector(Collector):
     def _compared(self, loads: dict[str, Load]) -> Iterator[Metric]:
         """What the thresholds are compared with, whether or not they are set."""
         gate = self._router.gate
-        text = "Share of KV blocks in use that is compared: own count, least used rank as reported"
+        text = (
+            "Share of KV blocks in use, compared with the threshold: own count, or least used rank"
+        )
         ratios = _gauge("kv_blocks_ratio", text, "upstream", "source")
         sizes = _gauge("kv_cache_size_tokens", "KV cache, as the engine reports", "upstream")
         ranks = _gauge("engine_ranks", "Data-parallel ranks, as the engine reports", "upstream")
-        text = "1 while active_decode_blocks_threshold is set and the engine tells no KV cache size"
+        text = "1 while active_decode_blocks_threshold is set but the KV cache size is unknown"
         without = _gauge("threshold_without_effect", text, "upstream")
         for name, load in loads.items():
             own, reported = gate.kv_ratios(name, load, self.now_s)
@@ -268,14 +274,14 @@ class FleetCollector(Collector):
                 yield family
 
     def _frozen(self, names: list[str]) -> Metric:
-        text = "1 while an engine's /metrics are ignored: they do not change although it serves"
+        text = "1 while an engine's /metrics are ignored: unchanged although it serves"
         family = _gauge("engine_report_frozen", text, "upstream")
         for name in names:
             family.add_metric([name], self._router.gate.is_frozen(name))
         return family
 
     def _doubted(self, names: list[str]) -> Metric:
-        text = "1 while nothing is learned from an engine's usage: it disagrees with the others'"
+        text = "1 while an engine's usage is ignored: it disagrees with the other engines"
         family = _gauge("engine_usage_doubted", text, "upstream")
         for name in names:
             family.add_metric([name], self._router.is_usage_doubted(name))
@@ -289,13 +295,15 @@ class FleetCollector(Collector):
             for rank, blocks in ranks.items()
         ]
         labels = ("upstream", "rank")
-        live = _gauge("kv_events_live", "1 while the engine's KV events come", *labels)
-        whole = _gauge("kv_events_whole", "1 while all its cached blocks are known", *labels)
-        text = "0 while an engine's answers find less cached than its KV events tell of"
+        live = _gauge("kv_events_live", "1 while the engine's KV events arrive", *labels)
+        whole = _gauge(
+            "kv_events_whole", "1 while all cached blocks of the rank are known", *labels
+        )
+        text = "0 while an engine reports fewer cached tokens than its KV events"
         believed = _gauge("kv_events_believed", text, "upstream")
-        held = _gauge("kv_event_blocks", "Blocks in the prefix cache, by its KV events", *labels)
+        held = _gauge("kv_event_blocks", "Blocks in the prefix cache, by KV events", *labels)
         age = _gauge("kv_events_age_seconds", "Time since the last batch of KV events", *labels)
-        lag = _gauge("kv_events_lag_seconds", "From a batch's making to its arrival", *labels)
+        lag = _gauge("kv_events_lag_seconds", "Age of a batch of KV events at its arrival", *labels)
         for name in self._router.published.all():
             believed.add_metric([name], self._router.published.is_believed(name))
         for values, blocks in rows:
@@ -317,15 +325,13 @@ class FleetCollector(Collector):
 def _thermal(heat: FleetControl, loads: dict[str, Load]) -> Iterator[Metric]:
     """What thermal control knows of each instance, and allows it."""
     state = _gauge(
-        "thermal_state", "1 for the state that thermal control is in", "upstream", "state"
+        "thermal_state", "1 for the current state of thermal control", "upstream", "state"
     )
-    headroom = _gauge(
-        "thermal_headroom_celsius", "Degrees below the target, looking ahead", "upstream"
-    )
+    headroom = _gauge("thermal_headroom_celsius", "Predicted degrees below the target", "upstream")
     cap = _gauge("thermal_cap", "Most requests in flight; +Inf: no cap", "upstream")
-    running = _gauge("thermal_running", "Requests in flight, which the cap bounds", "upstream")
-    watts = _gauge("thermal_watts_per_seq", "Watts of one more sequence, as learned", "upstream")
-    turns = _counter("thermal_oscillations", "Changes of direction of the cap", "upstream")
+    running = _gauge("thermal_running", "Requests in flight, bounded by the cap", "upstream")
+    watts = _gauge("thermal_watts_per_seq", "Learned watts per additional sequence", "upstream")
+    turns = _counter("thermal_oscillations", "Direction changes of the cap", "upstream")
     for name, load in loads.items():
         status = heat.status(name)
         for one in THERMAL_STATES:

@@ -27,21 +27,19 @@ _LATE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE})
 """Failures of a probe that an instance which serves may have: it, or the way to it, is slow."""
 _CARD = (LENGTH, "root")
 """Members of a model's card that should be alike on all instances."""
-_EACH_ITSELF = (
-    "of an engine behind it nobody knows what it has cached; make each one an instance of its own"
-)
+_EACH_ITSELF = "the proxy cannot see which engine has cached what; give each engine as an instance"
 _MOST_ADDRESSES = 8
 _MOST_TOLD, _SHOWN = 3, 100
 """Differences that a warning names, and characters of each name and value in it."""
 _KV_THRESHOLD, _SIZE_SERIES = THRESHOLD_FIELDS[0], "vllm:cache_config_info"
 _NONE_UP = "no instance is up: every request is refused"
-_ALL_REST = "every instance that is up sleeps or is paused: every request is refused"
+_ALL_REST = "every instance that is up is asleep or paused: every request is refused"
 _RESTS = {
-    State.ASLEEP: "sleeps, as its engine says: it gets no request",
-    State.PAUSED: "is paused, as its engine says: it gets no request",
+    State.ASLEEP: "is asleep, as its engine reports: it gets no requests",
+    State.PAUSED: "is paused, as its engine reports: it gets no requests",
 }
 _PANIC = "more than half of the instances are out: ejected ones are used too"
-_HANGS = "answers no probe, and has said nothing for %g s"
+_HANGS = "answers no health check, and has sent nothing for %g s"
 _FINE = "enough instances are up again"
 _log = logging.getLogger(__name__)
 
@@ -253,12 +251,12 @@ class Instances:
         """Log that an instance's usage is doubted from now on, or no longer."""
         own = self.router.fleet.states.of(name).bytes_per_token.get(model)
         if own is None or not own.is_doubted:
-            _log.info("instance %s: its usage is believed again, of model %s", name, model)
+            _log.info("instance %s: its reported usage is used again, of model %s", name, model)
             return
         said = name, own.value, model, self.router.bytes_per_token.of(model)
         _log.warning(
-            "instance %s: its usage is not believed: %.3g bytes of prompt per token of model %s, "
-            "where the fleet has %.3g",
+            "instance %s: its reported usage is ignored: %.3g bytes of prompt per token of "
+            "model %s, where the fleet has %.3g",
             *said,
         )
 
@@ -312,7 +310,9 @@ class Instances:
         if member is not None:
             hollow = member.health.hollow
             is_so = hollow.doubts > 0 or hollow.weight(self.clock.now_s()) > 0
-            self.warn(name, "answers", f"its answers serve nobody: {hollow.why}" if is_so else None)
+            self.warn(
+                name, "answers", f"its answers have no content: {hollow.why}" if is_so else None
+            )
 
     def observe_start(self, name: str, start_s: float | None) -> None:
         """Note the start time that an instance's process reports, unix seconds."""

@@ -68,7 +68,7 @@ _NUMBER_BYTES = 8
 MOST_PORT = 65_535
 _TOPIC, _CLAIMS = "KV events", "KV events and answers"
 _REFUTED = (
-    "its answers find less cached than its KV events tell of: hits are predicted without them, "
+    "its answers report fewer cached tokens than its KV events: hits are predicted without them, "
     "until they agree again"
 )
 _TOO_MANY = (
@@ -243,7 +243,7 @@ class KvEvents:
                 try:
                     source = (await of_instance.sources()).get(rank)
                     if source is None:
-                        raise SourcesError("its engine tells of no events any more")
+                        raise SourcesError("its engine no longer lists KV events")
                     await self._listen(upstream, source, feed)
                 except (*_LOST, *DEFECTS) as error:  # nothing of an instance may end all tasks
                     if not isinstance(error, _LOST):
@@ -265,7 +265,7 @@ class KvEvents:
         name = upstream.instance.name
         told_none = isinstance(error, UpstreamFailure) and not self._published.ranks(name)
         if self._instances.router.fleet.is_up(name) and not told_none:
-            text = f"its KV events do not come ({_plain(error)}): hits are predicted without them"
+            text = f"its KV events do not arrive ({_plain(error)}): hits are predicted without them"
             self._instances.warn(name, _TOPIC, text)
 
     async def _listen(self, upstream: Upstream, source: Source, feed: _Feed) -> None:

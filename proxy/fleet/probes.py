@@ -193,11 +193,13 @@ class Probes:
             if failure.status in KEY_STATUSES and self._instances.connect_options.auth:
                 self._key_refused(upstream, f"status {failure.status} to the proxy's own key")
             elif member.models is None:
-                self._instances.warn(name, "models", f"its models are not known: {failure.detail}")
+                self._instances.warn(
+                    name, "models", f"its models could not be read: {failure.detail}"
+                )
             return
         upstream.refuses_key = False
         if (cards := model_cards(body)) is None:
-            told = f"what it answers at /v1/models is no list of models of up to {LIST_BYTES} bytes"
+            told = f"its /v1/models is not a list of models of at most {LIST_BYTES} bytes"
             self._instances.warn(name, "models", told)
             return
         models = {str(card["id"]): card.get("parent") for card in cards}
@@ -213,7 +215,7 @@ class Probes:
         Only once, as it may serve all the same; it is asked again at each probe.
         """
         name, member = upstream.instance.name, self._fleet.get(upstream.instance.name)
-        self._instances.warn(name, "models", f"its models are not known, or not anew: {why}")
+        self._instances.warn(name, "models", f"its models could not be read: {why}")
         if member is not None:
             member.rereads_models = True
         if not upstream.refuses_key:

@@ -186,10 +186,10 @@ def _hides_another(address: Address) -> bool:
 
 
 _NEVER: tuple[tuple[str, Callable[[Address], bool]], ...] = (
-    ("another address in disguise", _hides_another),
+    ("an address that embeds another one", _hides_another),
     ("a metadata service", lambda a: str(a) in _METADATA),
     ("link-local", lambda a: a.is_link_local),
-    ("no machine's", lambda a: a.is_unspecified or a.is_multicast),
+    ("not a host address", lambda a: a.is_unspecified or a.is_multicast),
     ("reserved", lambda a: a.is_reserved and not a.is_loopback),
 )
 LOOK_UP_S = 2.0
@@ -243,7 +243,7 @@ def _check_form(host: str) -> None:
         if _NUMBER.fullmatch(host.rpartition(".")[2] or host.rstrip(".").rpartition(".")[2]):
             raise ForbiddenAddressError(f"{host!r} is not an address in its usual form")
         if len(host) > 253 or not _LABELS.fullmatch(host):
-            raise ForbiddenAddressError(f"{host!r} is no name of a host")
+            raise ForbiddenAddressError(f"{host!r} is not a host name")
 
 
 async def _check_addresses(

@@ -31,7 +31,7 @@ class TooMuchError(ValueError):
 
 
 def read_json(raw: bytes) -> Any:
-    """The value of a document; raises ValueError where it is no JSON, or too much of it."""
+    """The value of a document; raises ValueError where it is not JSON, or too much of it."""
     if not is_cheap(raw):
         raise TooMuchError("it has too many values")
     return orjson.loads(raw)

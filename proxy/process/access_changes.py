@@ -39,13 +39,13 @@ def refuse_opening(old: Settings, new: Settings) -> None:
     gone = [n for n in closed_by if getattr(old, n) is not None and getattr(new, n) is None]
     if gone:
         raise ConfigError(
-            f"{', '.join(gone)} would be none, which opens what is closed; if the file is whole, "
+            f"{', '.join(gone)} would become none, which opens access; if the file is complete, "
             "stop the process and start it"
         )
     for name in ("host", "admin_host"):
         if is_loopback(getattr(old, name)) and not is_loopback(getattr(new, name)):
             raise ConfigError(
-                f"{name} would be {getattr(new, name)}, which others than this machine reach; "
+                f"{name} would become {getattr(new, name)}, which other machines can reach; "
                 "stop the process and start it"
             )
     for name in SECRETS:
@@ -69,11 +69,9 @@ def _refuse_parts(name: str, old: list[str], new: list[str]) -> None:
             continue
         which = f"key {at}" if name == "api_key" else "it"
         if any(whole.startswith(entry) for whole in old):
-            raise ConfigError(f"{name}: {which} is the beginning of one that was there, as if cut")
+            raise ConfigError(f"{name}: {which} is the start of an earlier one, as if cut")
         if is_short_refused and len(key_of(entry) if name == "api_key" else entry) < KEY_CHARS:
-            raise ConfigError(
-                f"{name}: {which} was not there before and is shorter than {KEY_CHARS} characters"
-            )
+            raise ConfigError(f"{name}: {which} is new and shorter than {KEY_CHARS} characters")
 
 
 def changes(old: Settings, new: Settings) -> list[str]:

@@ -174,7 +174,7 @@ class Reloader:
                 (change.other if spec.name in before else change.back).append(spec)
             else:
                 raise ConfigError(
-                    f"instances: {spec.name} is there with another name, address or thermal part, "
+                    f"instances: {spec.name} exists with another name, address or thermal part, "
                     "and may have requests; remove it first, then add it"
                 )
         return change

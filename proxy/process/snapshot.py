@@ -118,7 +118,7 @@ def take(
                 orders = [row for row in line["orders"] if row[0] in kept]
                 heat.adopt_orders(orders, int(line["version"]), now_s)
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        _log.warning("hot restart: what the predecessor knew is not used: %r", error)
+        _log.warning("hot restart: the predecessor's snapshot is not used: %r", error)
         return
     known = (len(router.sessions), router.prefixes.total_blocks)
     _log.info("hot restart: %d sessions and %d blocks taken over", *known)

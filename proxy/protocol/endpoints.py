@@ -86,7 +86,7 @@ class Endpoint:
 MODELS = "/v1/models"
 """Answered by the proxy itself."""
 ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-OTHER = Endpoint("", "as --extra-paths says", ANY_METHOD, is_counted=False)
+OTHER = Endpoint("", "paths of --extra-paths", ANY_METHOD, is_counted=False)
 """Row of the paths of `--extra-paths`."""
 RESPONSES = "/v1/responses"
 COMPACT = f"{RESPONSES}/compact"
@@ -102,7 +102,7 @@ _STORED = Endpoint(
 _ROWS = (
     Endpoint(
         "/v1/chat/completions",
-        "answers in a chat",
+        "chat completions",
         offloadable=True,
         salting=Salting.ALWAYS,
         dialect=Dialect.CHAT,
@@ -110,7 +110,7 @@ _ROWS = (
     ),
     Endpoint(
         "/v1/completions",
-        "text that goes on",
+        "text completions",
         offloadable=True,
         salting=Salting.ALWAYS,
         dialect=Dialect.COMPLETIONS,
@@ -119,50 +119,50 @@ _ROWS = (
     Endpoint("/v1/chat/completions/batch", "several chats in one request", is_counted=False),
     Endpoint(
         RESPONSES,
-        "answers in OpenAI's newer form",
+        "OpenAI responses",
         salting=Salting.ALWAYS,
         dialect=Dialect.RESPONSES,
         teaches=True,
     ),
     Endpoint(
         COMPACT,
-        "a conversation made shorter, as Codex asks for",
+        "compaction of a conversation, as Codex asks for",
         is_counted=False,
         dialect=Dialect.RESPONSES,
     ),
     Endpoint(
         f"{RESPONSES}/input_tokens",
-        "tokens of a request in that form",
+        "token count of a response's input",
         is_counted=False,
         salting=Salting.NO_KV,
         dialect=Dialect.RESPONSES,
     ),
     Endpoint(
         MESSAGES,
-        "answers in Anthropic's form",
+        "Anthropic messages",
         dialect=Dialect.MESSAGES,
         teaches=True,
     ),
     Endpoint(
         f"{MESSAGES}/count_tokens",
-        "tokens of a chat in Anthropic's form",
+        "token count of Anthropic messages",
         is_counted=False,
         salting=Salting.NO_KV,
         dialect=Dialect.MESSAGES,
     ),
-    Endpoint("/v1/embeddings", "embeddings in OpenAI's form"),
-    Endpoint("/v2/embed", "embeddings in Cohere's form", is_counted=False),
+    Endpoint("/v1/embeddings", "OpenAI embeddings"),
+    Endpoint("/v2/embed", "Cohere embeddings", is_counted=False),
     Endpoint("/pooling", "hidden states, rewards", is_counted=False),
-    Endpoint("/classify", "classes of texts", is_counted=False),
-    Endpoint("/v1/score", "scores of pairs of texts"),
+    Endpoint("/classify", "classification of texts", is_counted=False),
+    Endpoint("/v1/score", "similarity scores of text pairs"),
     Endpoint("/score", "the same", is_counted=False),
-    Endpoint("/v1/rerank", "documents in the order of their relevance, in Jina's form"),
+    Endpoint("/v1/rerank", "reranking in Jina's form"),
     Endpoint("/rerank", "the same", is_counted=False),
     Endpoint("/v2/rerank", "the same in Cohere's form", is_counted=False),
     Endpoint("/v1/audio/transcriptions", "speech to text", is_counted=False),
     Endpoint("/v1/audio/translations", "speech to English text", is_counted=False),
-    Endpoint("/tokenize", "a prompt's tokens", salting=Salting.NO_KV),
-    Endpoint("/detokenize", "tokens as text", salting=Salting.NO_KV),
+    Endpoint("/tokenize", "token ids of a prompt", salting=Salting.NO_KV),
+    Endpoint("/detokenize", "text of token ids", salting=Salting.NO_KV),
 )
 ENDPOINTS = {row.path: row for row in _ROWS}
 OFFLOADABLE = frozenset(row.path for row in _ROWS if row.offloadable)
@@ -180,7 +180,7 @@ _HINTS = (
     ("/v1/realtime", "websockets are not relayed"),
     ("/api/", "this is OpenAI's API below /v1, not Ollama's"),
     ("/openai/", "this is OpenAI's API below /v1, not Azure's"),
-    ("/inference/", "tokens in and out are not for clients of a fleet"),
+    ("/inference/", "token ids in and out are not for clients of a fleet"),
 )
 """What to say of paths that begin like this."""
 

@@ -132,7 +132,7 @@ class LargeBodies:
         try:
             if not self._is_serving:
                 if self._detached.spawn(self._serve()) is None:
-                    raise StoppingError("the proxy is stopping, or has too much left to end")
+                    raise StoppingError("the proxy is stopping, or has too many cancellations left")
                 self._is_serving = True
             return await job.found
         finally:
@@ -176,20 +176,20 @@ class LargeBodies:
             except TimeoutError as error:
                 await self.close()
                 # Not the body's fault, which takes half a second of CPU time whatever is in it.
-                late = f"the body could not be examined in {EXAMINE_S:g} s"
+                late = f"the body was not parsed in {EXAMINE_S:g} s"
                 _log.warning("%s: the process for large bodies is replaced", late)
                 raise NoRoomError(late) from error
             except (OSError, EOFError, RuntimeError, MemoryError) as error:
                 # RuntimeError: no thread can be started.
-                _log.warning("the process that examines large bodies has ended: %s", error)
+                _log.warning("the process that parses large bodies has ended: %s", error)
                 await self.close()
                 if is_last:
-                    raise NoRoomError("the body could not be examined") from error
+                    raise NoRoomError("the body could not be parsed") from error
             except asyncio.CancelledError:
                 await self.close()
                 raise
             except DEFECTS as error:
-                _log.error("a large body could not be examined", exc_info=error)
+                _log.error("a large body could not be parsed", exc_info=error)
                 await self.close()
-                raise NoRoomError("the body could not be examined") from error
+                raise NoRoomError("the body could not be parsed") from error
         raise AssertionError("not reached")

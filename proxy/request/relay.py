@@ -91,7 +91,7 @@ _LOST_WORDS = {
 }
 NEVER_S = 1e9
 EVENT_TOO_LONG = "event_too_long"
-_NO_ROOM = "an event of which no more can be kept, as others are not complete either"
+_NO_ROOM = "an incomplete event for which no buffer is left"
 
 
 class StreamCutError(Exception):

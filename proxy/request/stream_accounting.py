@@ -282,10 +282,10 @@ class Streaming:
         rows = record.migrations
         if rows and rows[-1].ended == Unmoved.LIMIT:
             is_saved = self._flow.has_beside(now_s)
-            return "; a larger --migration-limit would have had it go on elsewhere" * is_saved
+            return "; a larger --migration-limit would have let it migrate" * is_saved
         is_off = self._moves is None and record.stream and record.endpoint in OFFLOADABLE
         if is_off and record.t_first_token is not None and self._flow.has_beside(now_s):
-            return "; with --migration-limit 1 it could have gone on elsewhere"
+            return "; with --migration-limit 1 it could have migrated"
         return ""
 
     def _note_engine_error(self) -> None:

@@ -140,7 +140,7 @@ class ThermalControl:
                 self._tick(name, now_s)
             except (*DEFECTS, RuntimeError):  # what is odd about one instance ends no other's
                 if self._throttle.turn(name, now_s) is not None:
-                    _log.exception("instance %s: its heat is not controlled", name)
+                    _log.exception("instance %s: thermal control does not work", name)
 
     def _tick(self, name: str, now_s: float) -> None:
         has_sensor = self.gpus.age_s(name, now_s) is not None
@@ -281,7 +281,7 @@ class ThermalControl:
             elif row.is_end:
                 outcomes["aborted"] += 1
                 _log.warning(
-                    "instance %s: request %s is ended for its heat",
+                    "instance %s: request %s ended (thermal)",
                     *(row.instance, row.victim.request_id),
                 )
                 served.end_hot()

@@ -99,12 +99,12 @@ class EngineCaps:
         self._control.actuated(name, now_s, has_failed=has_failed)
         if not has_failed:
             if known.pause_s:
-                _log.warning("instance %s: its engine has taken a cap again", name)
+                _log.warning("instance %s: its engine accepts caps again", name)
             known.cap, known.told_s, known.pause_s = cap, now_s, 0.0
             return
         if not known.pause_s:
             _log.warning(
-                "the cap of an engine could not be set, so only the proxy keeps it: %s",
+                "the engine's cap could not be set; only the proxy enforces it: %s",
                 result.error,
             )
         is_urgent = self._control.state(name) == EMERGENCY

@@ -24,7 +24,7 @@ WAIT_S = 10.0
 """A body that has no room after this time is refused."""
 LOOK_S = 0.25
 """How often is looked for bodies that have had their time, while others wait."""
-_FULL = "body: more is sent at once than is kept, and it is the largest or slowest"
+_FULL = "body: the buffer for bodies is full, and this one is the largest or slowest"
 _log = logging.getLogger(__name__)
 
 
@@ -115,7 +115,7 @@ class Uploads:
             with Limit(WAIT_S):
                 await turn
         except TimeoutError as error:
-            raise NoRoomError("body: no room for it, as others send theirs") from error
+            raise NoRoomError("body: the buffer for bodies is full") from error
         finally:
             del self._waits[upload]
 

@@ -60,7 +60,7 @@ class Metrics:
         self._of_overload()
         self._name_known_labels()
         build = Info(
-            f"{PREFIX}_build", "Version, and whether the core is compiled", registry=self.registry
+            f"{PREFIX}_build", "Version; core: compiled or interpreted", registry=self.registry
         )
         core = "compiled" if is_compiled() else "interpreted"
         build.info({"version": __version__, "core": core})
@@ -71,7 +71,7 @@ class Metrics:
         self.issued = count("issued", "Requests that were placed or refused as busy")
         self.rejected = count(
             "rejected",
-            "Requests refused with a busy answer, and the check of an instance behind it",
+            "Requests refused as busy, by the check that made the instances busy",
             "reason",
             "check",
         )
@@ -81,17 +81,19 @@ class Metrics:
         self.new_tokens = count("new_tokens", "Prompt tokens predicted to be new on their instance")
         self.decisions = count("offload_decisions", "Placed requests", "decision", "reason")
         self.fallbacks = count("offload_fallbacks", "Offloads that ended colocated", "reason")
-        self.hedges = count("hedges", "Late prefills that D computed as well", "winner")
-        self.releases = count("kv_releases", "Releases of KV on P that D will not fetch", "result")
-        self.retries = count(
-            "upstream_retries", "Retries of requests, by what failed before", "reason"
+        self.hedges = count(
+            "hedges", "Late prefill legs that the decode server computed too", "winner"
         )
+        self.releases = count(
+            "kv_releases", "Releases of KV on prefill servers that will not be fetched", "result"
+        )
+        self.retries = count("upstream_retries", "Retries, by the failure before", "reason")
         self.poison_requests = count(
             "poison_requests", "Requests that two instances answered with the same server error"
         )
         self.migrations = count(
             "migrations",
-            "Streams that were to go on elsewhere, by why and how that ended",
+            "Stream migrations, by cause and outcome",
             "reason",
             "outcome",
         )
@@ -106,15 +108,17 @@ class Metrics:
         self.reloads = count("config_reloads", "Reloads of the options", "result")
         self.denied = count("denied", "Requests without a known key or token", "who")
         self.thermal_evictions = count(
-            "thermal_evictions", "Requests that were to leave a hot instance", "policy", "outcome"
+            "thermal_evictions", "Requests evicted from hot instances", "policy", "outcome"
         )
         self.thermal_actions = count(
             "thermal_actions",
-            "Changes of what a hot instance is given, by the state that made them",
+            "Changes of a hot instance's limits, by the thermal state behind them",
             "action",
             "reason",
         )
-        self.kv_misses = count("offload_kv_misses", "Offloads whose KV never reached D")
+        self.kv_misses = count(
+            "offload_kv_misses", "Offloads whose KV never reached the decode server"
+        )
         self.shadow = count(
             "shadow_decisions", "Decisions of the shadow policy", "policy", "agrees"
         )
@@ -127,7 +131,7 @@ class Metrics:
         )
         self.e2e = hist("e2e_seconds", "Receipt to last byte", SECONDS, "route_class")
         self.within_slo = self._counter(
-            "slo", "Whole streams, by whether --ttft-slo and --tpot-slo were kept", "ttft", "tpot"
+            "slo", "Complete streams, by whether they met --ttft-slo and --tpot-slo", "ttft", "tpot"
         )
         self.isl = hist("isl_tokens", "Prompt tokens", TOKENS)
         self.osl = hist("osl_tokens", "Output tokens", TOKENS)
@@ -141,7 +145,7 @@ class Metrics:
         )
         self.migration_time = hist(
             "migration_seconds",
-            "From a stream's loss, or its eviction for heat, to another instance's first event",
+            "From a stream's loss or thermal eviction to the next instance's first event",
             SECONDS,
             "evicted",
         )
@@ -150,7 +154,7 @@ class Metrics:
         )
         self.prediction_error = hist(
             "prediction_error_ratio",
-            "Measured minus predicted time, per predicted (at least 50 ms)",
+            "(measured - predicted) / predicted time, at least 50 ms",
             ERROR_RATIO,
             "what",
         )
@@ -169,10 +173,12 @@ class Metrics:
         self.queued_requests = gauge("queued_requests", "Requests that wait for a free instance")
         self.queued_bytes = gauge("queued_bytes", "Bytes of the bodies of waiting requests")
         self.queue_wait = hist(
-            "queue_wait_seconds", "Time in the wait queue, by how it ended", SECONDS, "end"
+            "queue_wait_seconds", "Time in the wait queue, by outcome", SECONDS, "end"
         )
         self.open_connections = gauge("open_connections", "Client connections")
-        self.connections_refused = count("connections_refused", "Clients above --max-connections")
+        self.connections_refused = count(
+            "connections_refused", "Client connections refused by --max-connections"
+        )
         self.memory_used = gauge("memory_used_bytes", "Resident memory, as last measured")
         self.memory_limit = gauge("memory_limit_bytes", "Memory limit; 0: none")
         self.memory_level = gauge("memory_level", "1 no keep-alive, 2 no HEAVY, 3 no requests")

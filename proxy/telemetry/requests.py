@@ -152,4 +152,4 @@ class FailureLog:
         suppressed = self._throttle.turn(mistake.rpartition(" (")[2], now_s)
         if suppressed is not None:
             said = mistake + more(suppressed)
-            _log.warning("the policy failed, requests are placed by load: %s", said)
+            _log.warning("the policy failed; requests are placed by load: %s", said)

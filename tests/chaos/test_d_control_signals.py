@@ -249,7 +249,7 @@ async def test_f111_prompt_tokens_wrongly_counted(rig: Floor, factor: float) -> 
             await r.ask(words(330, f"more{i}"))
         lines = [line for line in r.log.lines if "its usage is" in line]
         assert len(lines) == 1
-        assert "instance i0: its usage is not believed" in lines[0]
+        assert "instance i0: its reported usage is ignored" in lines[0]
 
 
 @pytest.mark.parametrize(

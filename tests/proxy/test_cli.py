@@ -130,7 +130,7 @@ def test_a_missing_bootstrap_address_is_news_only_where_one_is_needed(
     given = ["--host", "127.0.0.1", "--instances", "x:1,x:2,y", "--kv-connector", name]
     warn_of_options(logging.getLogger("proxy"), load(given, {}).settings)
     told = [record.getMessage() for record in caplog.records]
-    for start in ("no bootstrap address for x:1, x:2:", "offloads to y:8000: where a Mooncake"):
+    for start in ("no bootstrap address for x:1, x:2:", "offloads to y:8000 need a Mooncake"):
         assert sum(message.startswith(start) for message in told) == (name == "mooncake")
 
 
@@ -143,7 +143,7 @@ def test_an_instance_that_control_cannot_see_is_said(
         logging.getLogger("proxy"), load([*given, "a=x:1;gpus=0;dcgm=9400,b=x:2"], {}).settings
     )
     told = [record.getMessage() for record in caplog.records]
-    assert sum("--thermal does not hold b: no sensor" in message for message in told) == 1
+    assert sum("--thermal does not control b: no GPU sensor" in message for message in told) == 1
 
 
 async def test_a_wrong_file_of_thermal_is_one_line(tmp_path: Path) -> None:

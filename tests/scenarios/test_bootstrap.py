@@ -106,7 +106,7 @@ async def test_one_that_gives_no_id_is_named_until_it_does(
             await until(warnings, "warned")
             url = engine.bootstrap_url
             assert await warnings() == [
-                f"its bootstrap server {url} gives no engine id (it knows no engine): no offload "
+                f"its bootstrap server {url} gives no engine id (it lists no engine): no offload "
                 "to it succeeds"
             ]
             assert peers(proxy) == (1, 0)

@@ -112,7 +112,7 @@ async def test_where_all_rest_it_is_said_with_when_to_come_again(tmp_path: Path)
         for model in ("m", "n"):
             answer = await proxy.post(chat(model=model))
             assert answer.status == 503
-            assert "sleeps or is paused" in answer.json["error"]["message"]
+            assert "is asleep or paused" in answer.json["error"]["message"]
             assert 2 <= int(answer.headers["Retry-After"]) <= 30
         assert proxy.rejected("asleep") == 2
         status, ready = await call(proxy, "GET", "/ready")

@@ -297,7 +297,10 @@ async def test_ranks_that_are_told_of_no_more_are_forgotten(tmp_path: Path) -> N
 async def test_what_does_not_come_is_said(tmp_path: Path) -> None:
     """An address where something else listens, and one that is no port for this instance."""
     async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
-        for at, why in (("{port}", "the peer speaks no ZMTP"), ("{port+65535}", "not within 1 to")):
+        for at, why in (
+            ("{port}", "the peer does not speak ZMTP"),
+            ("{port+65535}", "not within 1 to"),
+        ):
             given = addresses(fleet)
             async with ServedProxy(tmp_path / "l", given, kv_events="tcp://{host}:" + at) as proxy:
                 await proxy.up()
@@ -426,7 +429,7 @@ async def test_events_of_another_engine_are_not_believed_for_long(tmp_path: Path
 
             def is_said() -> bool:
                 told = proxy.server.state.instances.warnings.get(others, {})
-                return any("less cached" in text for text in told.values())
+                return any("fewer cached" in text for text in told.values())
 
             asked = 0
             while published.is_believed(others):

@@ -43,7 +43,7 @@ TYPED = (
     ),
     ("cache-proxy --instances gpu-1:8000,", "an entry is empty: is there a comma too many?"),
     ("cache-proxy --instances 8001,8002", "a port needs its host: 127.0.0.1:8001"),
-    ("cache-proxy --instances [gpu-1:8000]", "a list has no brackets and no quotes in it"),
+    ("cache-proxy --instances [gpu-1:8000]", "a list has no brackets and no quotes"),
     ("cache-proxy --instances http://gpu-1", "a URL needs its port: http://host:8000"),
     (
         "cache-proxy --instances http://gpu-1:8000/v1",
@@ -51,7 +51,7 @@ TYPED = (
     ),
     ("cache-proxy --instances ::1:8000", "an IPv6 address is in brackets: [::1]:8000"),
     ("cache-proxy --instances tcp://gpu-1:8000", "the scheme is http or https"),
-    ("cache-proxy --instances gpu-1:8000:8998", "the bootstrap port goes behind ;bootstrap="),
+    ("cache-proxy --instances gpu-1:8000:8998", "the bootstrap port goes after ;bootstrap="),
     ("cache-proxy --instances 'gpu-1:8000;8998'", "unknown part '8998' after ';'"),
     (
         "cache-proxy --instances 'gpu-1:8000;gpu-2:8000'",
@@ -81,16 +81,16 @@ TYPED = (
         f"{GPU} --warm-threshold 9000",
         "must not be larger than heavy_threshold = 8192 (default)",
     ),
-    (f"{GPU} --tls-key key.pem", "is of no use with tls_cert = none (default)"),
+    (f"{GPU} --tls-key key.pem", "has no effect with tls_cert = none (default)"),
     (f"{GPU} --config missing.toml", "cannot read it: No such file or directory"),
     (f"{GPU} --extra-paths v1/images", "'v1/images' does not begin with a slash"),
     (
         f"{GPU} --cors-allowed-origins https://app.example.com/",
-        "is no origin: scheme://host[:port], without a path or slash",
+        "is not an origin: scheme://host[:port], without a path or slash",
     ),
     (
         f"{GPU} --admin-port 9000 --admin-host 0.0.0.0",
-        "is no loopback address, which is refused with admin_token = none (default)",
+        "must be a loopback address with admin_token = none (default)",
     ),
     ("engine-sim --instances 0", "--instances 0: must be 1 to 1000"),
     ("engine-sim --port 8990 --instances 20", "20 ports from there meet those of --port"),
@@ -104,7 +104,7 @@ STARTED = (
     ),
     (
         "cache-proxy --instances gpu-1:8001,gpu-1:8002",
-        "no bootstrap address for gpu-1:8001, gpu-1:8002: they take no offloaded prefill",
+        "no bootstrap address for gpu-1:8001, gpu-1:8002: no prefill is offloaded to them",
     ),
     (f"{GPU},gpu-2", "admin paths are open to every client of 0.0.0.0"),
     (f"{GPU},gpu-2 --extra-paths /v1/admin/batch", "/v1/admin/batch: never relayed"),
@@ -125,7 +125,7 @@ ASKED = (
     ("POST /v1/admin/batch", 404, "changes one engine only; ask that engine itself"),
     (f"GET {CHAT}", 405, "method: GET is not for this path; allowed: POST"),
     ("POST /", 405, "method: POST is not for this path; allowed: GET, HEAD"),
-    (f"OPTIONS {CHAT} from a web page", 405, "not let in (--cors-allowed-origins)"),
+    (f"OPTIONS {CHAT} from a web page", 405, "cross-origin requests are refused (--cors-allowed-origins)"),
     (f"POST {CHAT} with a body that is no JSON", 400, "body: not valid JSON"),
     (f"POST {CHAT} for an unknown model", 404, "The model `gpt-4o` does not exist. Known here: "),
     ("GET /v1/models/gpt-4o", 404, "The model `gpt-4o` does not exist. Known here: sim-8b."),
@@ -136,7 +136,7 @@ SEEN = (
     ("a port of another web server", "GET /health answers 404: is this a vLLM server?"),
     (
         "a web server that answers /health",
-        "its models are not known: GET /v1/models answers 404: is this a vLLM server?",
+        "its models could not be read: GET /v1/models answers 404: is this a vLLM server?",
     ),
     (
         "a vLLM server with --api-key",

@@ -16,8 +16,8 @@ WINDOW_S = 10
 _NOT_LOAD = NOBODY | {RejectReason.HOLDER_DOWN, RejectReason.DRAINING}
 """Refusals that more instances, or fewer requests, would not have spared."""
 _BY_ITSELF = {
-    RejectReason.UPSTREAM_BUSY: "answer that they are busy",
-    RejectReason.HEAT_CAP: "at the cap that their heat leaves them",
+    RejectReason.UPSTREAM_BUSY: "report that they are busy",
+    RejectReason.HEAT_CAP: "at their thermal cap",
 }
 
 

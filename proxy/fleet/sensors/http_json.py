@@ -50,7 +50,7 @@ def parse(body: bytes, fields: JsonFields, host: str, at_s: float) -> list[GpuRe
     except TooMuchError as error:
         raise SensorError("it has too many values") from error
     except ValueError as error:
-        raise SensorError("it is no JSON") from error
+        raise SensorError("it is not JSON") from error
     most = MOST_INDEX + 1 - fields.first
     columns = {n: list(islice(found(document, p), most)) for n, p in fields.pointers}
     if all(value is None for values in columns.values() for value in values):

@@ -64,7 +64,7 @@ def parse_amd_smi(output: bytes, host: str, at_s: float) -> list[GpuReading]:
     try:
         document = read_json(output)
     except ValueError as error:
-        raise SensorError("its output is no JSON") from error
+        raise SensorError("its output is not JSON") from error
     gpus = document.get("gpu_data") if isinstance(document, dict) else document
     rows = [g for g in gpus if isinstance(g, dict)] if isinstance(gpus, list) else []
     found = [_of_amd(gpu, host, at_s) for gpu in rows if isinstance(gpu.get("gpu"), int)]

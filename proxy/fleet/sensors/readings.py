@@ -21,15 +21,23 @@ from proxy.telemetry.metrics import PREFIX
 SHOWN_S = 60.0
 """An older reading is no longer exported: the series ends, and the age goes on."""
 _GAUGES: tuple[tuple[str, str, Callable[[GpuReading], float | None]], ...] = (
-    ("gpu_utilization_ratio", "Time in which the GPU worked", lambda r: r.utilization_ratio),
+    (
+        "gpu_utilization_ratio",
+        "Share of time in which the GPU worked",
+        lambda r: r.utilization_ratio,
+    ),
     ("gpu_memory_used_bytes", "Memory in use on the GPU", lambda r: r.memory_used_bytes),
-    ("gpu_temperature_celsius", "Temperature of the chip", lambda r: r.celsius),
-    ("gpu_memory_temperature_celsius", "Temperature of its memory", lambda r: r.memory_celsius),
-    ("gpu_power_watts", "Power that the GPU takes", lambda r: r.watts),
-    ("gpu_slowed", "1 while the hardware slows itself down for its heat", lambda r: r.is_slowed),
+    ("gpu_temperature_celsius", "Temperature of the GPU", lambda r: r.celsius),
+    (
+        "gpu_memory_temperature_celsius",
+        "Temperature of the GPU's memory",
+        lambda r: r.memory_celsius,
+    ),
+    ("gpu_power_watts", "Power draw of the GPU", lambda r: r.watts),
+    ("gpu_slowed", "1 while the GPU throttles for heat", lambda r: r.is_slowed),
     (
         "gpu_pcie_tx_bytes_per_second",
-        "What the GPU sends over PCIe",
+        "Bytes per second sent over PCIe",
         lambda r: r.pcie_tx_bytes_per_s,
     ),
 )
@@ -129,7 +137,7 @@ class GpuCollector(Collector):
                 if (value := read(reading)) is not None:
                     family.add_metric([name, reading.gpu], value)
             yield family
-        text = "Age of the oldest reading of the instance's GPUs"
+        text = "Age of the oldest GPU reading of the instance"
         ages = GaugeMetricFamily(f"{PREFIX}_thermal_sensor_age_seconds", text, labels=("upstream",))
         for name in self._readings.instances():
             if (age_s := self._readings.age_s(name, now_s)) is not None:

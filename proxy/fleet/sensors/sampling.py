@@ -21,7 +21,7 @@ LOOK_S = 0.5
 """How often the instances are compared with those whose sensors are asked."""
 LEAST_PAUSE_S = 0.05
 """Pause behind an answer that took longer than the interval."""
-_OLD = f"its figures are those of {SHOWN_S:g} s ago or more, to the last digit"
+_OLD = f"its readings have been the same, to the last digit, for {SHOWN_S:g} s"
 _log = logging.getLogger(__name__)
 
 
@@ -134,7 +134,7 @@ class Sampling:
         # Of several sensors of one host each may tell a part of its GPUs.
         is_alone = sum(other.host == at.host for other in spec.sensors) == 1
         if is_alone and (lacking := [name for name in _names(spec, at) if name not in told]):
-            return f"it does not tell of GPU {', '.join(lacking)}"
+            return f"it does not report GPU {', '.join(lacking)}"
         now_s = self._instances.clock.now_s()
         kept = [reading for reading in self._readings.of(spec.name) if reading.gpu in told]
         return _OLD if any(now_s - reading.at_s >= SHOWN_S for reading in kept) else None

@@ -84,7 +84,7 @@ class Decoder:
             return None
         flags = buffer[at]
         if flags > _MORE | _LONG | _COMMAND or flags & (_COMMAND | _MORE) == _COMMAND | _MORE:
-            raise ZmtpError("the peer speaks no ZMTP: unknown flags")
+            raise ZmtpError("the peer does not speak ZMTP: unknown flags")
         start = at + (_LONG_HEAD if flags & _LONG else _SHORT_HEAD)
         if len(buffer) < start:
             return None
@@ -96,7 +96,7 @@ class Decoder:
     def _is_last(self, part: bytes, flags: int) -> bool:
         """Add a part to the message; whether it is complete."""
         if not self.is_ready:
-            raise ZmtpError("the peer speaks no ZMTP: a message before READY")
+            raise ZmtpError("the peer does not speak ZMTP: a message before READY")
         self._parts.append(part)
         self._size += len(part)
         return not flags & _MORE
@@ -125,7 +125,7 @@ def _check_greeting(begun: bytearray) -> None:
     if len(begun) >= _SIGNATURE_END:
         is_wrong = is_wrong or begun[_SIGNATURE_END - 1] != GREETING[_SIGNATURE_END - 1]
     if is_wrong:
-        raise ZmtpError("the peer speaks no ZMTP")
+        raise ZmtpError("the peer does not speak ZMTP")
     if len(begun) > _SIGNATURE_END and begun[_SIGNATURE_END] < GREETING[_SIGNATURE_END]:
         raise ZmtpError("the peer's ZMTP is older than version 3")
     if len(begun) >= GREETING_BYTES:
@@ -144,7 +144,7 @@ def _properties(data: bytes) -> dict[bytes, bytes]:
         start = end + 4
         size = int.from_bytes(data[end:start], "big")
         if start + size > len(data):
-            raise ZmtpError("the peer speaks no ZMTP: READY is cut")
+            raise ZmtpError("the peer does not speak ZMTP: READY is cut")
         found[data[at + 1 : end].lower()] = data[start : start + size]
         at = start + size
     return found

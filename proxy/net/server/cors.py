@@ -22,7 +22,7 @@ EXPOSED = (
 MAX_AGE_S = 3600
 """How long a browser may remember a preflight's answer."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,4096}")
-_OFF = "pages of other origins are not let in (--cors-allowed-origins)"
+_OFF = "cross-origin requests are refused (--cors-allowed-origins)"
 _NOT_AMONG = "the page's origin is not among --cors-allowed-origins"
 
 

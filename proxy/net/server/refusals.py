@@ -25,23 +25,23 @@ _log = logging.getLogger(__name__)
 _ANSWERS: dict[Refusal, tuple[int, str]] = {
     Refusal.SYNTAX: (400, "the request is not valid HTTP"),
     Refusal.LINE: (400, "request line: must be METHOD TARGET HTTP/1.1, one blank between each"),
-    Refusal.METHOD: (405, "method: not one that is served here"),
+    Refusal.METHOD: (405, "method: not supported"),
     Refusal.TARGET: (400, "request target: must be a path in printable ASCII"),
     Refusal.VERSION: (400, "HTTP version: must be 1.0 or 1.1"),
     Refusal.HOST: (400, "Host: must be given once, as name or address with an optional port"),
-    Refusal.HEADER: (400, "headers: a name or value has characters that it must not have"),
+    Refusal.HEADER: (400, "headers: a name or value has invalid characters"),
     Refusal.HEAD_SIZE: (
         431,
         f"headers: at most 100, lines of 8190 bytes, {HEAD_BYTES} bytes in all",
     ),
     Refusal.HEAD_LATE: (408, "headers: not complete in time (--header-timeout)"),
-    Refusal.FRAMING: (400, "body: its length is not stated in one valid way"),
+    Refusal.FRAMING: (400, "body: its length must be stated once and in a valid way"),
     Refusal.CHUNKS: (400, "body: too many chunks of a few bytes"),
     Refusal.BODY_SIZE: (413, "body: too large (--max-body-bytes)"),
     Refusal.EXPECTATION: (417, "Expect: only 100-continue is understood"),
-    Refusal.UPGRADE: (426, "Upgrade: websockets are not spoken here; send the request by HTTP"),
+    Refusal.UPGRADE: (426, "Upgrade: websockets are not supported; send the request over HTTP"),
     Refusal.PIPELINED: (400, "too many requests on one connection at once"),
-    Refusal.SILENT: (408, "nothing came in time (--header-timeout)"),
+    Refusal.SILENT: (408, "no request in time (--header-timeout)"),
 }
 NO_FAULT = frozenset({Refusal.UPGRADE})
 """Not counted: a client asks for a websocket, and uses HTTP where there is none.

@@ -32,7 +32,7 @@ from proxy.protocol.streams.sse import object_of
 BUSY_MESSAGE = "Service temporarily unavailable: All workers are busy, please retry later"
 NO_INSTANCE_MESSAGE = "Service temporarily unavailable: no instance is up"
 ASLEEP_MESSAGE = (
-    "Service temporarily unavailable: every instance that could serve it sleeps or is paused"
+    "Service temporarily unavailable: every instance that could serve it is asleep or paused"
 )
 HOLDER_DOWN_MESSAGE = (
     "Service temporarily unavailable: the instance that holds this response cannot be used now"

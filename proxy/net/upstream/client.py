@@ -229,7 +229,7 @@ class Upstream:
             self._id.failed(loop.time())
             self.bootstrap_fault = failure.detail
             raise
-        self.bootstrap_fault = None if found is not None else "it knows no engine"
+        self.bootstrap_fault = None if found is not None else "it lists no engine"
         self.has_new_engine |= self._id.answered(found, loop.time())
 
     def forget_engine_id(self) -> None:

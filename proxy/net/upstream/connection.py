@@ -347,10 +347,10 @@ def _parsed(head: bytes) -> Head:
     try:
         parser.feed_data(head)
     except HttpParserUpgrade as error:
-        raise FramingError("switches protocols unasked") from error
+        raise FramingError("switched protocols unasked") from error
     if not seen.is_complete or not head.startswith(b"HTTP/1."):
         raise FramingError(_NOT_HTTP)
     status = parser.get_status_code()
     if status == 101 or status < 100:
-        raise FramingError("switches protocols unasked")
+        raise FramingError("switched protocols unasked")
     return Head(head, status, seen.fields)

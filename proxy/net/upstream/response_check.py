@@ -125,7 +125,7 @@ async def look_for_length(reply: UpstreamResponse) -> None:
     if _TOO_LONG.search(body) is not None:
         raise UpstreamFailure(
             FailureKind.TOO_LONG,
-            "it says that its context is too short",
+            "it reports that its context is too short",
             status=reply.status,
             body=body,
             headers=_headers(reply),
@@ -141,7 +141,7 @@ async def _look_for_model(reply: UpstreamResponse) -> None:
     if b"model" in body and b"does not exist" in body:
         raise UpstreamFailure(
             FailureKind.NO_MODEL,
-            "it says that it does not serve the model",
+            "it reports that it does not serve the model",
             status=reply.status,
             body=body,
             headers=_headers(reply),

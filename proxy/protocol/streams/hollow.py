@@ -53,13 +53,13 @@ def why_hollow(row: Endpoint, kind: bytes, body: bytes) -> str | None:
     if row is OTHER:
         return None
     if kind.lower().startswith(b"text/html"):
-        return "it is a page for a browser"
+        return "it is a web page"
     if len(body) <= _NOTHING_BYTES and body.strip() in _NOTHING:
         return EMPTY
     if not row.teaches:
         return None
     if _OBJECT.match(body) is None or _ERROR.match(body) is not None:
-        return "it is no answer of this path"
+        return "it is not an answer of this path"
     at = body.find(_CHOICES)
     has_none = at >= 0 and _NO_CHOICE.match(body, at) is not None
     return EMPTY if has_none else broken(body[-LAST_BYTES:])

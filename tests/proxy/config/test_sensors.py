@@ -39,7 +39,7 @@ def test_forms(text: str, whole: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("gpus=0", "gpus without what reads them: one of dcgm, nvml"),
+        ("gpus=0", "gpus without a sensor: give one of dcgm, nvml"),
         ("gpus=3-1;nvml=local", f"gpus '3-1': indices are 0 to {MOST_INDEX}"),
         ("gpus=128;nvml=local", f"gpus '128': indices are 0 to {MOST_INDEX}"),
         ("gpus=;nvml=local", "gpus '' is not [host:]index"),
@@ -51,7 +51,7 @@ def test_forms(text: str, whole: str | None) -> None:
         ("dcgm=http://h/#x", "'http://h/#x'"),
         ("nvml=/usr/bin/sh", "the only value is local"),
         ("nvidia-smi=", "the only value is local"),
-        ("file=gpus.json", "file 'gpus.json' is no absolute path"),
+        ("file=gpus.json", "file 'gpus.json' is not an absolute path"),
         ("http-json=http://b/#x=/y", "'x=/y' is not FIELD=/POINTER with one of celsius"),
         ("http-json=http://b/#gpu=1", "no field is named"),
         ("http-json=http://b/#/a&celsius=/b", "field celsius is given twice"),

@@ -108,9 +108,9 @@ def test_an_operators_own_policy_makes_the_cap(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--enable-admin-api"], "is of no use with admin_port = none"),
-        (["--enable-admin-api", "--admin-port", "1"], "without a token or client certificates"),
-        (["--thermal-may-abort"], "is of no use with thermal = none"),
+        (["--enable-admin-api"], "has no effect with admin_port = none"),
+        (["--enable-admin-api", "--admin-port", "1"], "needs a token or client certificates"),
+        (["--thermal-may-abort"], "has no effect with thermal = none"),
     ],
 )
 def test_options_that_need_others(flags: list[str], words: str) -> None:
@@ -119,5 +119,5 @@ def test_options_that_need_others(flags: list[str], words: str) -> None:
 
 
 def test_a_plugin_that_nothing_would_drive() -> None:
-    with pytest.raises(ConfigError, match="'g:1': ;thermal=plugin is of no use without --thermal"):
+    with pytest.raises(ConfigError, match="'g:1': ;thermal=plugin has no effect without --thermal"):
         load(["--instances", "g:1;thermal=plugin"], {})

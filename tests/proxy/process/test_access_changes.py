@@ -108,7 +108,7 @@ def test_certificates_of_clients_stay_needed(tmp_path: Path) -> None:
     made.cert_chain_pems[0].write_to_path(files["tls_client_ca"])
     given = {"instances": "a:1", "instance_ca": files["tls_cert"]} | files
     for name in ("tls_client_ca", "instance_ca"):
-        with pytest.raises(ConfigError, match=f"{name} would be none"):
+        with pytest.raises(ConfigError, match=f"{name} would become none"):
             refuse_opening(Settings(**given), Settings(**(given | {name: None})))
 
 

@@ -76,7 +76,7 @@ async def test_another_form_is_left_alone(
 ) -> None:
     async with ServedProxy(tmp_path / "log", ["127.0.0.1:1"]) as proxy:
         snapshot.take(proxy.router, FleetControl(), io.BytesIO(text), 0.0)
-        assert "what the predecessor knew is not used" in caplog.text
+        assert "the predecessor's snapshot is not used" in caplog.text
 
 
 async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ async def test_an_engine_that_refuses_is_asked_again(
         said = [record.getMessage() for record in caplog.records]
         assert len(said) == 2
         assert "--thermal-token" in said[0]
-        assert said[1] == "instance gpu-1: its engine has taken a cap again"
+        assert said[1] == "instance gpu-1: its engine accepts caps again"
 
 
 async def test_a_cap_that_is_not_wanted_any_more_is_no_failure(

@@ -178,7 +178,7 @@ def test_a_closed_stdout_ends_the_start_with_its_option() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("--access-log-file a.log", "is of no use with access_log = off"),
+        ("--access-log-file a.log", "has no effect with access_log = off"),
         ("--access-log text --request-log -", "access_log_file"),
         ("--access-log text --access-log-file a --request-log a", "request_log"),
         ("--access-log yes", "allowed: one of off, text, json"),

@@ -98,7 +98,7 @@ def test_a_line_says_how_many_it_stands_for(caplog: pytest.LogCaptureFixture) ->
     assert last == "instance a: reset: gone (request r failed; 4 more since the last line)"
 
 
-POLICY_FAILED = "the policy failed, requests are placed by load: "
+POLICY_FAILED = "the policy failed; requests are placed by load: "
 
 
 def test_what_a_policy_raises_is_a_line_per_line_of_its_code(

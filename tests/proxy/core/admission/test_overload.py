@@ -22,12 +22,12 @@ def past(*checks: R, reason: R = R.QUEUE_FULL) -> Reject:
         ((R.DECODE_BLOCKS,) * 3, "3 of 3 instances past active_decode_blocks 0.85"),
         ((R.PREFILL_TOKENS,), "1 of 1 instances past active_prefill_tokens 5000"),
         ((R.PREFILL_FRAC,), "1 of 1 instances past active_prefill_tokens_frac 1.5"),
-        ((R.UPSTREAM_BUSY,) * 2, "2 of 2 instances answer that they are busy"),
-        ((R.HEAT_CAP,), "1 of 1 instances at the cap that their heat leaves them"),
+        ((R.UPSTREAM_BUSY,) * 2, "2 of 2 instances report that they are busy"),
+        ((R.HEAT_CAP,), "1 of 1 instances at their thermal cap"),
         (
             (R.UPSTREAM_BUSY, R.DECODE_BLOCKS, R.DECODE_BLOCKS),
             "2 of 3 instances past active_decode_blocks 0.85, "
-            "1 of 3 instances answer that they are busy",
+            "1 of 3 instances report that they are busy",
         ),
         ((), "every instance is busy"),
     ],

@@ -78,7 +78,7 @@ def test_any_document_is_walked(document: Any, pointer: list[str]) -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b"{", "it is no JSON"),
+        (b"{", "it is not JSON"),
         (b"{}", "none of its pointers leads to a value"),
         (b'{"gpus":[' + b"0," * 500_000 + b"0]}", "it has too many values"),
         (b'{"gpus":[' + b"{}," * 300_000 + b"0]}", "it has too many values"),

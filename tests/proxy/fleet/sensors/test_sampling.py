@@ -49,7 +49,7 @@ async def test_a_failing_sensor_is_said_once_and_grows_old(
             warnings = state.instances.warnings
             await until(lambda: warnings.get("a"), "a warning")
             at = f"{exporter.address}/metrics"
-            text = f"sensor dcgm {at}: it does not tell of GPU 127.0.0.1:5"
+            text = f"sensor dcgm {at}: it does not report GPU 127.0.0.1:5"
             assert list(warnings["a"].values()) == [text]
             asked = state.gpus.of("a")[0].at_s
             await until(lambda: state.gpus.of("a")[0].at_s > asked + 0.2, "more answers")

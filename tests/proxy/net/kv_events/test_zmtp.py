@@ -58,8 +58,8 @@ def test_a_ping_is_answered_with_what_it_has() -> None:
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n", "the peer speaks no ZMTP"),
-        (b"\xff" + bytes(8) + b"HTTP", "the peer speaks no ZMTP"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "the peer does not speak ZMTP"),
+        (b"\xff" + bytes(8) + b"HTTP", "the peer does not speak ZMTP"),
         (LIBZMQ[:10] + b"\x01" + LIBZMQ[11:], "the peer's ZMTP is older than version 3"),
         (LIBZMQ[:12] + b"CURVE".ljust(20, b"\0") + bytes(32), "authentication (CURVE)"),
         (LIBZMQ + ready("ROUTER"), "its socket is ROUTER, not PUB"),
@@ -124,6 +124,6 @@ async def test_a_peer_that_is_none_is_left_at_once() -> None:
         left.set()
 
     async with peer(http) as port:
-        with pytest.raises(ZmtpError, match="speaks no ZMTP"):
+        with pytest.raises(ZmtpError, match="does not speak ZMTP"):
             await Channel.open("127.0.0.1", port, "SUB", "PUB")
         await left.wait()

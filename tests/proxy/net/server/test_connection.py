@@ -110,7 +110,7 @@ async def test_a_client_that_asks_for_a_websocket_is_told_to_use_http(
             assert head.startswith(b"HTTP/1.1 426 ")
             assert b"\r\nUpgrade: HTTP/1.1\r\n" in head + b"\r\n"
             assert b"\r\nConnection: Upgrade, close\r\n" in head + b"\r\n"
-            assert b"websockets are not spoken here" in body
+            assert b"websockets are not supported" in body
             assert not proxy.metric("client_errors_total", reason=Refusal.UPGRADE)
             assert "malformed" not in caplog.text
             assert not engine.posts

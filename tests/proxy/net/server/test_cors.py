@@ -93,4 +93,4 @@ async def test_off_by_default_and_engines_have_no_say(tmp_path: Path) -> None:
                 async with proxy.http.options(path, headers=asked) as answer:
                     assert answer.status == (204 if allowed else 405)
                     said = await answer.text()
-                    assert ("not let in (--cors-allowed-origins)" in said) == (not allowed)
+                    assert ("are refused (--cors-allowed-origins)" in said) == (not allowed)

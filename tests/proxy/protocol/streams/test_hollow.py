@@ -65,7 +65,7 @@ def test_answers_that_serve_nobody(path: str, body: bytes) -> None:
 
 def test_a_page_is_no_answer_of_an_api() -> None:
     page = b"<html>" + b"x" * 1000
-    assert why_hollow(endpoint_of(CHAT), HTML, page) == "it is a page for a browser"
+    assert why_hollow(endpoint_of(CHAT), HTML, page) == "it is a web page"
     assert why_hollow(endpoint_of("/v1/rerank"), HTML, page) is not None
     assert why_hollow(OTHER, HTML, page) is None, "nobody knows what an extra path answers"
 
