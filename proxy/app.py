@@ -70,7 +70,7 @@ def _only(methods: Iterable[str]) -> Handler:
     allowed = ", ".join(methods)
 
     async def refuse(request: web.Request) -> web.Response:
-        message = f"method: {request.method} is not for this path; allowed: {allowed}"
+        message = f"method: {request.method} is not allowed for this path; allowed: {allowed}"
         return error_response(405, message, {"Allow": allowed}, request.path)
 
     return refuse

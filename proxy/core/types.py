@@ -3,9 +3,8 @@
 Token counts are estimates of the engine's tokens unless a name says `cached` or `reported`; `None`
 means unknown.
 
-Values are never changed. Types that a request makes several of are still not declared frozen, since
-a frozen dataclass takes three times as long to make. Their `__init__` is written out, since a
-dataclass's own stays interpreted in a compiled installation (setup.py).
+Values never change. Frequent types are not frozen dataclasses, which take three times as long to
+make. Their `__init__` is written out: a dataclass's own stays interpreted when compiled (setup.py).
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 BYTES_PER_TOKEN_PRIOR: Final = 4.0
-"""Of prompts; typical of English and code in 100k-entry vocabularies; replaced by each model's own
-ratio."""
+"""Bytes per token of prompts, typical of English and code in 100k-entry vocabularies; replaced by
+each model's own ratio."""
 MEDIA_PRIOR = {"image": 100.0, "audio": 200.0, "video": 1000.0, "file": 1000.0}
-"""Tokens of an image, a sound, ... before an answer has told; a small picture, half a minute."""
+"""Tokens of an image, a sound, ... before an answer has counted them; a small picture, half a
+minute."""
 UNIT_TOKENS: Final = 16
 """Token ids of one unit of a prompt's chain of ids: the largest size that divides the blocks of
 nearly all engines."""
@@ -35,45 +35,45 @@ class RouteClass(StrEnum):
     HEAVY_P2P = "HEAVY_P2P"
     """`--heavy-threshold` new tokens or more, computed on P (an offload)."""
     HEAVY_COLO = "HEAVY_COLO"
-    """As many, computed on D (colocated); also an offload that fell back to D."""
+    """`--heavy-threshold` new tokens or more, computed on D; also an offload that fell back to
+    D."""
 
 
 class Reason(StrEnum):
     """Why a request was offloaded or colocated; scripts read these names."""
 
     P_IDLE_D_BUSY = "p_idle_d_busy"
-    """Offloaded: D decodes, and P has less to do; with `cost`: the pair of P and D is cheapest."""
+    """Offloaded: D decodes, and P has less load. With `cost`: this pair of P and D is cheapest."""
     P_OVERLOADED = "p_overloaded"
-    """Colocated: P has too much to do. With `cost`: each peer that could prefill has a queue of
-    over 4 s. With `seed-cost`: the offload would pay if P were idle. With `seed-heuristic`: P
-    carries less than D, but over 1.5 times the mean; the emptiest of all instances never does, so
-    this is seen only where not every instance may prefill."""
+    """Colocated: P has too much load. With `cost`: every possible P has a queue of over 4 s. With
+    `seed-cost`: the offload would win if P were idle. With `seed-heuristic`: P has less load than
+    D, but over 1.5 times the mean. That happens only when some instances cannot prefill."""
     D_IDLE = "d_idle"
-    """Colocated: D decodes nothing that a prefill could hold up."""
+    """Colocated: D decodes nothing that a prefill could delay."""
     BELOW_THRESHOLD = "below_threshold"
-    """Colocated: fewer new tokens than an offload is considered for (WARM, MEDIUM; with
-    `threshold`: `--offload-non-cached-tokens`)."""
+    """Colocated: too few new tokens for an offload (WARM, MEDIUM; with `threshold`:
+    `--offload-non-cached-tokens`)."""
     P_BUSIER_THAN_D = "p_busier_than_d"
-    """Colocated, `seed-heuristic`: P carries as many ongoing tokens as D or more."""
+    """Colocated, `seed-heuristic`: P has at least as many ongoing tokens as D."""
     KV_PULL = "kv_pull"
-    """Offloaded, `cost`: P has most of the prompt cached, mostly as the old home."""
+    """Offloaded, `cost`: P has most of the prompt cached, usually as the old home."""
     MARGIN = "margin"
-    """Colocated: an offload would not win by enough; with `cost` by 15 %, with `seed-cost` not
-    with an idle P either."""
+    """Colocated: an offload would gain too little. With `cost`: less than 15 %. With `seed-cost`:
+    even if P were idle."""
     NO_PEER = "no_peer"
-    """Colocated: no other free instance can prefill. It needs a bootstrap server where the
-    connector has one, and room to pin the KV."""
+    """Colocated: no other free instance can prefill. P needs room to pin the KV, and a bootstrap
+    server if the connector uses one."""
     PEER_PAST_THRESHOLD = "peer_past_threshold"
-    """Colocated: every instance that could prefill is past a busy threshold, or its engine said
-    that it is."""
+    """Colocated: every possible P is above a busy threshold, or its engine reports that it is
+    busy."""
     SPLIT_ROLES = "split_roles"
-    """Offloaded: no instance passed all busy thresholds, but P those of prefill and D that of
-    decode."""
+    """Offloaded: no instance is below all busy thresholds, but P is below those of prefill and D
+    below that of decode."""
     NO_CONNECTOR = "no_connector"
     """Colocated: `--kv-connector none`."""
     NOT_OFFLOADABLE = "not_offloadable"
-    """Colocated: two legs could answer this request differently (several prompts, `n` above 1,
-    `echo`, one output token, ...)."""
+    """Colocated: two legs could give another answer (several prompts, `n` above 1, `echo`, one
+    output token, ...)."""
     POLICY_ALWAYS = "policy_always"
     """Offloaded: `--offload-policy always`."""
     POLICY_NEVER = "policy_never"
@@ -89,20 +89,20 @@ class Reason(StrEnum):
 
 
 class Place(StrEnum):
-    """Why D, and no other instance; scripts read these names."""
+    """Why D was chosen; scripts read these names."""
 
     HOME = "home"
     """D is where the session lives."""
     HOME_LEFT = "home_left"
-    """The session's home might have been chosen; D is the better place now."""
+    """The session's home could be chosen, but D is better now."""
     HOME_AWAY = "home_away"
-    """The session's home may not be chosen: it is past a check, out, or drains."""
+    """The session's home cannot be chosen: it is busy, ejected, or drains."""
     PREFIX = "prefix"
-    """No home; of those that may be chosen, none has more of the prompt cached than D."""
+    """No home; no eligible instance has more of the prompt cached than D."""
     LOAD = "load"
-    """No home; D has the least to do, or the lowest price: what is cached did not decide."""
+    """No home; D has the least load or the lowest price. Cached tokens did not decide."""
     ONLY = "only"
-    """No home; no other instance may be chosen."""
+    """No home; no other instance is eligible."""
     HOLDER = "holder"
     """D holds the stored response that the request is about."""
     RETRY = "retry"
@@ -115,59 +115,58 @@ class Fallback(StrEnum):
     P_REFUSED = "p_refused"
     """No connection to P could be made."""
     P_ERROR = "p_error"
-    """P failed in another way: a reset, an error status, an answer that is no JSON or too long."""
+    """P failed in another way: a reset, an error status, an answer that is not JSON or too long."""
     P_TIMEOUT = "p_timeout"
     """P took longer than the limit of its leg, `--prefill-timeout` at most."""
     P_LATE = "p_late"
     """D had computed the prompt itself before P was ready (a hedge)."""
     P_FINISH_REASON = "p_finish_reason"
-    """P ended its leg otherwise than by its one token."""
+    """P ended its leg with another finish reason than its one token."""
     P_GONE = "p_gone"
     """P went down while it computed, or while D fetched from it."""
     KV_PARAMS = "kv_params"
     """P's answer names no KV that D could fetch."""
     ENGINE_ID_UNKNOWN = "engine_id_unknown"
-    """P's bootstrap server does not tell the id of its engine."""
+    """P's bootstrap server does not report its engine id."""
     TRANSFER_TIMEOUT = "transfer_timeout"
     """D had no first token in time after P was ready, `--transfer-timeout` at most."""
     D_FAILED = "d_failed"
-    """D failed with the KV of P, and was asked to compute the prompt itself."""
+    """D failed with P's KV and then computed the prompt itself."""
 
 
 class FailureKind(StrEnum):
     """How an instance failed before its answer's first byte."""
 
     CONNECT = "connect"
-    """The connection was refused: nobody listens."""
+    """The connection was refused: no server listens."""
     UNREACHABLE = "unreachable"
-    """No connection, though nobody refused it: not in time, no route, no address, no TLS."""
+    """No connection: timeout, no route, no address, or no TLS."""
     RESET = "reset"
-    """A connection without an answer: reset or closed by the instance."""
+    """The instance reset or closed the connection without an answer."""
     BUSY = "busy"
-    """The instance says that it is at capacity: 429, 503 or 529."""
+    """The instance reports that it is at capacity: 429, 503 or 529."""
     SERVER_ERROR = "server_error"
     """Any other 5xx, or a stream whose first event is a server error."""
     TIMEOUT = "timeout"
     """No first token within `--ttft-timeout`."""
     LATE = "late"
-    """No first token within the limit scaled by the prediction: another instance may be asked."""
+    """No first token within the limit scaled by the prediction; another instance may be tried."""
     MALFORMED = "malformed"
-    """The answer is no HTTP."""
+    """The answer is not HTTP."""
     REDIRECT = "redirect"
-    """The answer is a redirection, which is never followed: any instance would give the same."""
+    """The answer is a redirect. It is never followed: any instance would give the same."""
     PEER_GONE = "peer_gone"
     """P went down while D fetched from it."""
     WENT_DOWN = "went_down"
     """The instance was ejected or removed while the request waited there."""
     NO_MODEL = "no_model"
-    """A 404 that says, in words that a client may have chosen, that the model is not served."""
+    """A 404 whose text, which a client may have chosen, reports that the model is not served."""
     TOO_LONG = "too_long"
-    """A 400 that says that the context is too short, while an instance with a longer one is up."""
+    """A 400 that reports a too short context, while an instance with a longer one is up."""
     NO_ROOM = "no_room"
     """The proxy has no socket left; the instance is not at fault."""
     HOLLOW = "hollow"
-    """An answer that serves nobody: a refusal, a success with nothing in it, an end by `abort` or
-    `error`."""
+    """An answer without use: a refusal, a success without content, an end by `abort` or `error`."""
     KEY_REFUSED = "key_refused"
     """A 401 or 403 although the proxy sends its own key, `--instance-api-key`."""
 
@@ -176,192 +175,193 @@ class RejectReason(StrEnum):
     """Why a request was refused."""
 
     DECODE_BLOCKS = "decode_blocks"
-    """Every instance is busy, the first to be free is past `--active-decode-blocks-threshold`."""
+    """Every instance is busy; the first to be free is above `--active-decode-blocks-threshold`."""
     PREFILL_TOKENS = "prefill_tokens"
-    """Every instance is busy, the first to be free is past `--active-prefill-tokens-threshold`."""
+    """Every instance is busy; the first to be free is above `--active-prefill-tokens-threshold`."""
     PREFILL_FRAC = "prefill_frac"
-    """Every instance is busy, the first to be free is past
+    """Every instance is busy; the first to be free is above
     `--active-prefill-tokens-threshold-frac`."""
     UPSTREAM_BUSY = "upstream_busy"
-    """Every instance is busy, the first to be free says so itself."""
+    """Every instance is busy; the first to be free reports it itself."""
     HEAT_CAP = "heat_cap"
-    """Every instance is busy, the first to be free is hot: it has as many requests as thermal
-    control allows, or takes none."""
+    """Every instance is busy; the first to be free is hot: thermal control allows it no further
+    request."""
     NO_INSTANCE = "no_instance"
     """No instance that serves the model is up."""
     ASLEEP = "asleep"
-    """Every instance that serves the model and is up sleeps or is paused, as its engine says."""
+    """Every instance that serves the model and is up is asleep or paused, as its engine reports."""
     HOLDER_DOWN = "holder_down"
-    """The one instance that holds what the request is about may not be used now."""
+    """The only instance that holds the stored response cannot be used now."""
     QUEUE_FULL = "queue_full"
-    """The wait queue has no room for the request, or gave its place to another tenant."""
+    """The wait queue is full, or gave the request's place to another tenant."""
     QUEUE_DEADLINE = "queue_deadline"
     """The predicted wait is longer than `--max-queue-seconds`."""
     QUEUE_TIMEOUT = "queue_timeout"
-    """The request has waited for `--max-queue-seconds`."""
+    """The request waited for `--max-queue-seconds`."""
     DRAINING = "draining"
-    """The proxy stops while the request waits."""
+    """The proxy stopped while the request waited."""
     MEMORY = "memory"
     """The proxy is near `--max-memory-bytes`."""
 
 
 NOBODY = frozenset({RejectReason.NO_INSTANCE, RejectReason.ASLEEP})
-"""Refusals for lack of any instance: to wait in the queue would be of no use."""
+"""Refusals for lack of any instance: waiting in the queue would not help."""
 
 
 class MoveCause(StrEnum):
-    """Why a stream that has begun is to go on elsewhere."""
+    """Why a started stream is to migrate."""
 
     LOST = "lost"
-    """The connection to its instance broke, or brought no HTTP, or the stream had no end."""
+    """The connection to its instance broke, or sent no HTTP, or the stream had no end marker."""
     SILENT = "silent"
     """Its instance was silent for its idle limit (`--idle-timeout` at most)."""
     ABORT = "abort"
-    """The engine terminates: the finish reason `abort`."""
+    """The engine stops: finish reason `abort`."""
     ERROR = "error"
-    """The engine failed: an error event, or the finish reason `error`."""
+    """The engine failed: an error event, or finish reason `error`."""
     DIFFERS = "differs"
-    """The instance that went on generated other text than the client has."""
+    """The next instance generated other text than the client has."""
     DRAIN = "drain"
-    """Its instance is to be left: `DELETE /instances/{name}?drain=true&mode=migrate`."""
+    """Its instance drains: `DELETE /instances/{name}?drain=true&mode=migrate`."""
     HEAT = "heat"
-    """Its instance is too hot: thermal control, or an operator's order, has it leave."""
+    """Its instance is too hot: thermal control or an operator's order evicts it."""
 
 
 PLANNED = (MoveCause.DRAIN, MoveCause.HEAT)
-"""Moves of streams that run on where they are until another instance goes on with them."""
+"""Migrations of streams that continue on their instance until the next one takes over."""
 
 
 class Unmoved(StrEnum):
-    """Why a stream that was begun does not go on elsewhere (`--migration-limit`)."""
+    """Why a started stream does not migrate (`--migration-limit`)."""
 
     STRUCTURED = "structured"
-    """The output has to fit a grammar, which would begin anew: `response_format`,
+    """The output follows a grammar, whose state would be lost: `response_format`,
     `structured_outputs`, `guided_*`."""
     TOOLS = "tools"
-    """The request has tools and no `tool_choice` of `none`: the parser of a call would begin
-    anew."""
+    """The request has tools and no `tool_choice` of `none`: the tool-call parser would lose its
+    state."""
     REASONING = "reasoning"
-    """A reasoning parser is at work, or its budget is set: where it is cannot be handed on. Or a
-    chat has no text yet, and others have begun with reasoning."""
+    """A reasoning parser or budget is in use: its state cannot be handed on. Or a chat has no text
+    yet, and others have begun with reasoning."""
     CHOICES = "choices"
     """Several answers or prompts: `n`, `best_of`, a list of prompts."""
     BEAM = "beam"
     """Beam search: its beams are on the lost instance."""
     LOGPROBS = "logprobs"
-    """Log probabilities are asked for, which the two APIs write in different forms."""
+    """Log probabilities are requested; the two APIs write them in different forms."""
     ECHO = "echo"
     """The prompt is a part of the answer."""
     EMBEDS = "embeds"
-    """The prompt is not made of tokens: `prompt_embeds`."""
+    """The prompt is not tokens: `prompt_embeds`."""
     MEDIA = "media"
-    """The prompt has more than text in it, or the answer has: token ids do not stand for it."""
+    """The prompt or the answer has more than text: token ids do not cover it."""
     STORED = "stored"
     """The answer is stored on its instance."""
     SEED = "seed"
-    """Sampling with a `seed`: its random numbers would begin anew. Not at temperature 0."""
+    """Sampling with a `seed`: its random numbers would start again. Not at temperature 0."""
     PENALTIES = "penalties"
     """Rules that count only what one request has generated: `presence_penalty`,
     `frequency_penalty`, `bad_words`, `repetition_detection`."""
     PLUGINS = "plugins"
-    """Logits processors and other plug-ins of the engine may have a state: `vllm_xargs`."""
+    """Logits processors and other engine plug-ins may have a state: `vllm_xargs`."""
     STOP_INCLUDED = "stop_included"
-    """Stop strings that are passed on as they grow (`include_stop_str_in_output`), or beside
-    `return_token_ids`: what the engine has seen of one is not known."""
+    """Stop strings with `include_stop_str_in_output` or `return_token_ids`: how much of a stop
+    string the engine has seen is unknown."""
     UNKNOWN_FIELD = "unknown_field"
-    """The request has a field that the proxy does not know, and that may change the answer."""
+    """The request has an unknown field that may change the answer."""
     NO_IDS = "no_ids"
-    """The engine did not tell the ids of all tokens."""
+    """The engine did not report the ids of all tokens."""
     TOO_LONG = "too_long"
     """Prompt and output are over `--migration-max-seq-len`."""
     MEMORY = "memory"
     """The memory for token ids is used up."""
     FINISHED = "finished"
-    """The answer has its finish reason: only what follows it was lost."""
+    """The answer has its finish reason: only the events after it were lost."""
     LIMIT = "limit"
-    """`--migration-limit` moves were tried."""
+    """`--migration-limit` migrations were tried."""
     TIME = "time"
-    """The rest of `--total-timeout` is shorter than the move would take, or a stream that is to
-    leave stood still for a second."""
+    """The rest of `--total-timeout` is too short for a migration, or a stream to be evicted stood
+    still for a second."""
     NO_INSTANCE = "no_instance"
-    """No other instance may take it now."""
+    """No other instance can take it now."""
     DIFFERS = "differs"
-    """The other instance generated other text than the client has."""
+    """The next instance generated other text than the client has."""
 
 
 class Outcome(StrEnum):
     """The terminal state of a request."""
 
     OK = "ok"
-    """The client has the whole answer, of a status below 400."""
+    """The client has the whole answer, with a status below 400."""
     REJECTED = "rejected"
     """The client got a busy answer; `error` is the reason."""
     CLIENT_GONE = "client_gone"
-    """The client left, or read nothing for too long, before the end."""
+    """The client left before the end, or read nothing for too long."""
     UPSTREAM_ERROR = "upstream_error"
     """The instances failed, or answered with a 5xx."""
     UPSTREAM_TIMEOUT = "upstream_timeout"
-    """An instance, or all of the request, took longer than a limit."""
+    """An instance, or the whole request, took longer than a limit."""
     UPSTREAM_TRUNCATED = "upstream_truncated"
     """The answer broke off after its first byte."""
     BAD_REQUEST = "bad_request"
-    """The request was at fault: a 4xx, of the proxy or an engine."""
+    """The request was at fault: a 4xx by the proxy or an engine."""
     PROXY_STOPPED = "proxy_stopped"
     """The proxy stopped, and its drain time was over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One addressed vLLM server. `bootstrap_url`: the bootstrap server of its KV connector.
-
-    `has_thermal_plugin`: its engine keeps a cap of running requests that it is told.
-    """
+    """One addressed vLLM server."""
 
     name: str
     url: str
     bootstrap_url: str | None = None
+    """Bootstrap server of its KV connector."""
     has_thermal_plugin: bool = False
+    """Its engine enforces the cap of running requests that it is sent."""
 
 
 @dataclass(slots=True, init=False)
 class RequestFacts:
-    """What a decision needs to know of a request.
-
-    `prompt_tokens` is the estimated ISL; `block_hashes` chain over blocks of the prompt, each
-    standing for `block_tokens` tokens; `offloadable` is false where the two legs of an offload
-    could not give the same answer as one request (n > 1, echo, several prompts, one output token,
-    ...). `holder`: the only instance that can serve it, as it holds the response that it is about.
-    `units` chain over units of the prompt's token ids; empty where the client sent text. `ends`:
-    hashes of the prompt up to the ends of its messages; empty where it has none. `part_tokens`: by
-    which a cached prefix goes on beyond its last whole block, on average; 0 where prompts are alike
-    up to the end of a block. `media`: of each image, sound, ... the place in blocks and its tokens.
-    `client`: the kind of client that asks. `estimate` is `prompt_tokens` before it was corrected by
-    what the session's last prompt was counted as, `scale` the factor between the two.
-    `beyond_tokens`: an instance with a context of so many tokens has refused it as too long.
-    `own_id`: an id that may be this request's own, and names a session once it has come back.
-    `takes_turn`: whether a prompt is computed, so that it can be a turn. `tails`: what the last
-    messages said up to the last of `ends`, whatever stands before them; 0 where too little.
-    """
+    """The facts of a request that a decision needs."""
 
     model: str
     session_id: str | None
     prompt_tokens: int
+    """Estimated ISL."""
     block_hashes: Sequence[int]
+    """Chained hashes of the prompt's blocks."""
     block_tokens: float
+    """Tokens of a block."""
     offloadable: bool
+    """False if two legs could give another answer than one request (n > 1, echo, several prompts,
+    one output token, ...)."""
     tenant: str
     holder: str | None
+    """The only instance that can serve the request, since it holds the stored response."""
     units: Sequence[int]
+    """Chained hashes over units of the prompt's token ids; empty for text."""
     ends: Sequence[int]
+    """Hashes of the prompt up to the ends of its messages; empty without messages."""
     part_tokens: float
+    """Mean tokens of a cached prefix after its last whole block; 0 if prompts part at the end of a
+    block."""
     media: Sequence[tuple[float, int]]
+    """Place in blocks and tokens of each image, sound, ..."""
     client: str
+    """The kind of client."""
     estimate: int = field(init=False, compare=False)
+    """`prompt_tokens` before the correction by the engine's count of the session's last prompt."""
     scale: float = field(init=False, compare=False)
+    """Factor of that correction."""
     beyond_tokens: int
+    """Context length of an instance that refused the request as too long."""
     own_id: str | None
+    """An id that may be this request's own; it names a session once it has come back."""
     takes_turn: bool
+    """Whether a prompt is computed, so that it can be a turn."""
     tails: Sequence[int]
+    """Hashes of the last messages alone, up to the last of `ends`; 0 where they are too short."""
 
     def __init__(
         self,
@@ -404,7 +404,7 @@ class RequestFacts:
         self.tails = tails
 
     def hit_tokens(self, hit_blocks: int) -> int:
-        """Expected tokens of a cached prefix of so many whole blocks, at most all but one."""
+        """Expected tokens of a cached prefix of `hit_blocks` whole blocks; at most all but one."""
         if not hit_blocks:
             return 0
         tokens = int((hit_blocks * self.block_tokens + self.part_tokens) * self.scale + 0.5)
@@ -413,7 +413,7 @@ class RequestFacts:
         return max(0, min(tokens, self.prompt_tokens - 1))
 
     def blocks_of(self, tokens: float) -> float:
-        """Blocks of the prompt that its first `tokens` tokens are; the reverse of `hit_tokens`."""
+        """Number of blocks in the prompt's first `tokens` tokens; the inverse of `hit_tokens`."""
         block_tokens = self.block_tokens * self.scale
         for at, each in self.media:
             if tokens <= at * block_tokens:
@@ -424,33 +424,34 @@ class RequestFacts:
 
 @dataclass(slots=True, init=False)
 class Load:
-    """One instance's ongoing tokens at one moment, from this proxy's own leases.
-
-    `prefill_tokens`: new tokens of requests without a first token yet; `inbound_tokens`: KV that a
-    prefill instance will hand over; `decode_tokens`: context of running streams; `pinned_tokens`:
-    KV held for a peer until it is fetched (not work, so not in `ongoing_tokens`); `shared_tokens`:
-    those of `decode_tokens` that other sessions' prompts begin with as well, such as a system
-    prompt; `cached_tokens`: what the requests of `prefill_tokens` found in the cache, beyond what
-    running streams share with them.
-    """
+    """One instance's ongoing tokens at one moment, from this proxy's own leases."""
 
     prefill_tokens: int
+    """New tokens of requests before their first token."""
     prefill_requests: int
     inbound_tokens: int
+    """KV that a prefill server will hand over."""
     inbound_requests: int
     decode_tokens: int
+    """Context of running streams."""
     decode_requests: int
     pinned_tokens: int
+    """KV held for a peer until it is fetched; it is not work, so not in `ongoing_tokens`."""
     pinned_requests: int
     shared_tokens: int
+    """Part of `decode_tokens` that other sessions' prompts begin with too, such as a system
+    prompt."""
     shared_requests: int
     cached_tokens: int
+    """Cached tokens of the requests of `prefill_tokens`, except those shared with running
+    streams."""
     ongoing_tokens: int = field(init=False, compare=False)
     """Prefill backlog plus the KV of running and inbound requests."""
     held_tokens: int = field(init=False, compare=False)
-    """KV in use: ongoing, pinned and cached tokens, but of what streams share one copy only."""
+    """KV in use: ongoing, pinned and cached tokens; shared tokens count once."""
     shared_once_tokens: int = field(init=False, compare=False)
-    """Mean length of what streams share, which a prompt that begins with it needs no room for."""
+    """Mean length of the prefix that streams share; a prompt that begins with it needs no room for
+    it."""
 
     def __init__(
         self,
@@ -479,7 +480,7 @@ class Load:
 
     @property
     def running_requests(self) -> int:
-        """Requests that are computed or decoded there, or will be: all but pinned KV."""
+        """Number of requests being prefilled or decoded, or inbound: all but pinned KV."""
         return self.prefill_requests + self.inbound_requests + self.decode_requests
 
     @property
@@ -494,14 +495,7 @@ NONE_UNRELEASED = (0, 0)
 
 @dataclass(slots=True, init=False)
 class Candidate:
-    """One instance as a decision sees it; `last_placed` numbers placements, 0 for never.
-
-    `kv_full`: share of its KV cache that is running or reusable, 0..1; `kv_wait_s`: seconds until
-    running streams will have freed enough for this prompt; `kv_tokens`: size of its cache, None
-    while unknown; `unreleased`: number of broken hand-overs whose KV it may still hold, and their
-    tokens; `helps`: it may prefill for others, as far as its heat allows; `key_tokens`: the hit
-    that the prompt's key predicts, where `hit_tokens` is believed instead (`core.kvcache.trust`).
-    """
+    """One instance as a decision sees it."""
 
     instance: Instance
     load: Load
@@ -509,12 +503,19 @@ class Candidate:
     new_tokens: int
     sessions: int
     last_placed: int
+    """Number of its last placement, 0 for never."""
     kv_full: float
+    """Share of its KV cache that is running or reusable, 0..1."""
     kv_wait_s: float
+    """Seconds until running streams free enough KV for this prompt."""
     kv_tokens: int | None
+    """Size of its KV cache, None while unknown."""
     unreleased: tuple[int, int]
+    """Number and tokens of broken hand-overs whose KV it may still hold."""
     helps: bool
+    """Whether its heat allows prefill for others."""
     key_tokens: int
+    """Hit predicted by the prompt's key, while `hit_tokens` is used (`core.kvcache.trust`)."""
 
     def __init__(
         self,
@@ -546,37 +547,35 @@ class Candidate:
 
 
 class PastCheck(NamedTuple):
-    """One instance that could not take a request: the checks that it is past, at least one.
-
-    `free_in_s`: seconds until it is predicted to be past none.
-    """
+    """A busy instance with the checks that it fails, at least one."""
 
     instance: str
     checks: tuple[RejectReason, ...]
     free_in_s: float
+    """Predicted seconds until it fails none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """No instance may take the request now. `retry_after_s` is a prediction, in whole seconds.
-
-    `wait_s` is that prediction before rounding, 0 if there is none; `drain_tps`: prompt tokens per
-    second that the model's instances are assumed to take in. `past`: the instances that could serve
-    `model`, all of them busy; none where that is not why. It stays beside a `reason` of the queue.
-    """
+    """A refusal: no instance can take the request now."""
 
     reason: RejectReason
     retry_after_s: int
+    """Predicted wait in whole seconds."""
     wait_s: float = field(default=0.0, compare=False)
+    """That prediction before rounding, 0 if there is none."""
     drain_tps: float = field(default=0.0, compare=False)
+    """Assumed prompt tokens per second of the model's instances."""
     past: tuple[PastCheck, ...] = field(default=(), compare=False)
+    """Instances that could serve `model`, all of them busy; empty if that is not the reason. Kept
+    beside a `reason` of the queue."""
     model: str = field(default="", compare=False)
 
     @property
     def check(self) -> RejectReason | None:
-        """The check behind the refusal: that of the first instance to be free. None: there is none.
+        """The check of the instance that will be free first; None without one.
 
-        The queue's own reasons say only how a wait ended, or why there was none.
+        The queue's own reasons only tell how a wait ended, or why there was none.
         """
         if not self.past:
             return None
@@ -584,7 +583,7 @@ class Reject:
 
     @property
     def why(self) -> str:
-        """The reason, and how many instances are past the check behind it."""
+        """The reason, and the number of instances that fail the check behind it."""
         check = self.check
         if check is None:
             return str(self.reason)
@@ -594,20 +593,19 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class TransferRules:
-    """What the KV connector allows a decision: whether to offload at all, and to which P.
-
-    `needs_bootstrap`: P must have a bootstrap server; `pins`: P keeps the prompt's blocks for D, of
-    `max_parallel` prompts at most.
-    """
+    """Limits of the KV connector: whether to offload at all, and to which P."""
 
     can_offload: bool
     needs_bootstrap: bool
+    """P must have a bootstrap server."""
     pins: bool
+    """P keeps the prompt's blocks for D."""
     max_parallel: int
+    """Most prompts whose blocks P keeps at once."""
 
 
 NO_OFFLOADS = TransferRules(False, False, False, 0)
-"""Of a request that is placed where it will be computed as well."""
+"""Rules for a request that is computed where it is placed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -626,7 +624,7 @@ class Thresholds:
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def over(self, others: Thresholds) -> Thresholds:
-        """A copy in which what is not set here is as in `others`."""
+        """A copy with unset thresholds taken from `others`."""
         blocks = self.active_decode_blocks_threshold
         tokens = self.active_prefill_tokens_threshold
         frac = self.active_prefill_tokens_threshold_frac

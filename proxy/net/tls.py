@@ -18,11 +18,11 @@ class HandshakeEnd(StrEnum):
     """Why a TLS handshake was not finished: the label of a metric."""
 
     LATE = "late"
-    """The client did not finish it in time."""
+    """The client did not finish the handshake in time."""
     DISPLACED = "displaced"
-    """Its place was needed for a newer one."""
+    """A newer handshake needed its place."""
     FAILED = "failed"
-    """It broke off, or the two sides have no protocol or cipher in common."""
+    """The handshake broke off, or the two sides share no protocol or cipher."""
 
 
 def for_clients(settings: Settings) -> ssl.SSLContext | None:

@@ -139,7 +139,7 @@ class NotForClientsError(BadRequestError):
 
 
 class NoSuchPathError(BadRequestError):
-    """The path is none that engines serve."""
+    """Engines do not serve this path."""
 
     status = 404
 
@@ -159,7 +159,7 @@ class ResponseNotFoundError(BadRequestError):
 
 
 class UnknownModelError(BadRequestError):
-    """No instance serves the model, as far as the lists of all of them tell."""
+    """No instance lists the model."""
 
     status = 404
     code = "model_not_found"
@@ -174,7 +174,7 @@ class UnknownModelError(BadRequestError):
 
 
 class ModelAwayError(ProxyError):
-    """A model is known, and no instance that serves it answers."""
+    """The model is known, but no instance that serves it answers."""
 
     status = 503
     retry_after_s = 5
@@ -190,13 +190,13 @@ class MethodNotAllowedError(BadRequestError):
     def of(cls, method: str, allowed: Iterable[str]) -> MethodNotAllowedError:
         """The error of a request with another method than these."""
         named = ", ".join(allowed)
-        error = cls(f"method: {method} is not for this path; allowed: {named}")
+        error = cls(f"method: {method} is not allowed for this path; allowed: {named}")
         error.fields = {"Allow": named}
         return error
 
 
 class BodyTimeoutError(BadRequestError):
-    """The body did not come within `--body-timeout`."""
+    """The body was not complete within `--body-timeout`."""
 
     status = 408
 
@@ -208,7 +208,7 @@ class BodyTooLargeError(BadRequestError):
 
 
 class UnsupportedEncodingError(BadRequestError):
-    """The body is compressed in a way that is not unpacked, so the prompt cannot be read."""
+    """The body's compression is not supported, so the prompt cannot be read."""
 
     status = 415
     fields: Mapping[str, str] = {"Accept-Encoding": ", ".join(CONTENT_CODINGS)}
@@ -222,13 +222,13 @@ class UpstreamLostError(ProxyError):
 
 
 class BadUpstreamError(UpstreamLostError):
-    """The last instance's answer may not be passed on: it is not HTTP, or a redirection."""
+    """The last instance's answer cannot be passed on: it is not HTTP, or a redirect."""
 
     code = "bad_upstream"
 
 
 class NoRoomError(ProxyError):
-    """The proxy has no socket left for an instance; a request's end frees one in about 1 s."""
+    """The proxy has no socket left for an instance; one is free in about 1 s."""
 
     status = 503
     retry_after_s = 1
@@ -246,7 +246,7 @@ class StoppingError(ProxyError):
 
 
 class TooHotError(ProxyError):
-    """The request was ended so that the GPUs of its instance cool down (`--thermal-may-abort`)."""
+    """The request was ended to cool the GPUs of its instance (`--thermal-may-abort`)."""
 
     status = 503
     retry_after_s = TOO_HOT_RETRY_S

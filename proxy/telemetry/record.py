@@ -13,18 +13,19 @@ from proxy.protocol.streams.token_counts import told_counts
 
 @dataclass(slots=True, frozen=True)
 class Migration:
-    """One move of a stream that had begun, or why there was none."""
+    """One migration of a started stream, or the reason for none."""
 
     from_instance: str
-    """The instance that was lost, or left."""
+    """The instance that the stream was on."""
     to_instance: str | None
-    """The one that went on; null where none did."""
+    """The instance that continued the stream; null without one."""
     cause: str
-    """Why it was to move: `lost`, `silent`, `abort`, `error`, `differs`, `drain` or `heat`."""
+    """Why the stream was to migrate: `lost`, `silent`, `abort`, `error`, `differs`, `drain` or
+    `heat`."""
     ended: str
-    """`moved`, why the stream did not go on elsewhere, or `left`: the client was gone first."""
+    """`moved`; or the reason that it did not migrate; or `left`: the client was gone first."""
     tokens_kept: int
-    """Tokens of the output behind which it goes on."""
+    """Output tokens that the client had."""
     seconds: float
     """How long the client waited for the next instance's first event."""
 
@@ -34,20 +35,20 @@ class RequestRecord:
     """One line of the request log; filled while the request runs, written once at its end."""
 
     request_id: str
-    """The client's `X-Request-Id`, or the one that the proxy gave."""
+    """The client's `X-Request-Id`, or the proxy's."""
     session_id: str | None = None
-    """The session's name, if the request has one: an id that may be the request's own is one once
-    it has come back. Of a sub-agent `session:agent`."""
+    """The session's name. An id that may be the request's own counts once it has come back.
+    Sub-agents: `session:agent`."""
     turn: int | None = None
-    """Number of the request in its session, from 0. After a request that no engine computed the
-    next one has the same number. Null where it is no turn: a title, a count of tokens. Requests
-    without a name count in the conversation that their prompts go on with."""
+    """Number of the request in its session, from 0. The number is used again if no engine computed
+    the request. Null if it is not a turn: a title, a token count. Requests without a session name
+    count in the conversation that their prompts continue."""
     endpoint: str = ""
     """The path of the request."""
     tenant: str | None = None
     """The tenant of the client's key; null without `--api-key`."""
     model: str | None = None
-    """The model that the request asks for."""
+    """The requested model."""
     stream: bool | None = None
     """Whether the request asks for a stream."""
     route_class: str | None = None
@@ -59,81 +60,81 @@ class RequestRecord:
     prefill_instance: str | None = None
     """P; null where D computed the prompt from the start."""
     decode_instance: str | None = None
-    """D, the last one that was asked."""
+    """D, the last one asked."""
     place: str | None = None
     """Why D was chosen, as in `X-Cache-Proxy-Reason`."""
     home_instance: str | None = None
-    """Where the session lived when the request came; null for a request without a session, for a
-    new session, and where the process of its home is gone."""
+    """The session's home when the request came; null without a session, for a new session, and if
+    the home's process is gone."""
     rehomed: bool | None = None
-    """Whether the session moved from there to D, to stay; null without a home."""
+    """Whether the session's home moved to D; null without a home."""
     isl_tokens: int | None = None
     """Estimated tokens of the prompt."""
     hit_tokens: int | None = None
-    """Tokens of the prompt that were believed cached on D when it was asked. After a repetition on
-    another instance this, the class and what was predicted are those of the last attempt."""
+    """Prompt tokens predicted to be cached on D. After a retry on another instance this, the class
+    and the predictions are those of the last attempt."""
     new_tokens: int | None = None
-    """Tokens of the prompt that D lacked: `isl_tokens` less `hit_tokens`."""
+    """Prompt tokens that D lacked: `isl_tokens` - `hit_tokens`."""
     new_tokens_prefill: int | None = None
-    """Tokens of the prompt that P lacked; null without a P."""
+    """Prompt tokens that P lacked; null without a P."""
     prompt_tokens: int | None = None
-    """Tokens of the prompt as the engine counted them, those from its cache included. This and the
-    next two are read from answers in one piece and from the last events of streams, of chats and
-    completions with `stream_options.include_usage`."""
+    """Prompt tokens as the engine counted them, cached ones included. This and the next two come
+    from answers in one piece and from the last events of streams; of chats and completions with
+    `stream_options.include_usage`."""
     cached_tokens: int | None = None
-    """Tokens of the prompt that D had cached or was handed, as the engine counted them."""
+    """Prompt tokens that D had cached or received from P, as the engine counted them."""
     osl_tokens: int | None = None
-    """Tokens of the output as the engine counted them."""
+    """Output tokens as the engine counted them."""
     t_proxy_recv: float = 0.0
-    """When the request's head had come."""
+    """When the request's head was complete."""
     t_queued: float | None = None
-    """When the request began to wait for an instance, the last time; null where it did not."""
+    """When the request last began to wait for an instance; null if it did not wait."""
     t_decided: float | None = None
-    """When the request was placed or refused; one that waited did so until then."""
+    """When the request was placed or refused; the end of its wait."""
     t_prefill_sent: float | None = None
-    """When P was asked; null for a colocated request."""
+    """When the prefill leg was sent; null for a colocated request."""
     t_prefill_done: float | None = None
-    """When P had answered with KV for D."""
+    """When P answered with KV for D."""
     t_decode_sent: float | None = None
-    """When D was asked, the last time."""
+    """When the last decode leg was sent."""
     t_first_token: float | None = None
     """When the first token came from D."""
     t_done: float | None = None
     """When the request was over."""
     predicted_ttft_s: float | None = None
-    """Seconds to the first token, as the decision expected."""
+    """Predicted TTFT of the decision."""
     predicted_ttft_bound_s: float | None = None
-    """A first token later than this is late: `predicted_ttft_s` times the 95th percentile of
-    realised to predicted lately."""
+    """A later first token is late: `predicted_ttft_s` times the recent 95th percentile of realised
+    / predicted."""
     predicted_prefill_s: float | None = None
-    """Seconds until the prompt is computed, queue included, as the decision expected."""
+    """Predicted seconds until the prompt is computed, queue included."""
     predicted_transfer_s: float | None = None
-    """Seconds to move the KV, as the decision expected; null without a P."""
+    """Predicted seconds of the KV transfer; null without a P."""
     candidates: Alternatives | PastChecks | None = None
-    """The options of the decision, see below; of a refused request the checks behind it."""
+    """The alternatives of the decision, see below; of a refused request the failed checks."""
     shadow: Shadowed | None = None
-    """With `--shadow-policy`: what that policy would have done, see below. It changes nothing."""
+    """With `--shadow-policy`: that policy's decision, see below. It changes nothing."""
     outcome: Outcome | None = None
     """How the request ended."""
     status: int | None = None
     """The HTTP status; 499 where the client left."""
     error: str | None = None
-    """What went wrong, in words; of a busy answer the reason."""
+    """The error in words; of a busy answer the reason."""
     retries: int = 0
-    """Repetitions on the same or another instance."""
+    """Retries on the same or another instance."""
     first_failed_instance: str | None = None
-    """The instance that failed first, P or D; null where none did before the first byte."""
+    """The instance that failed first, P or D; null if none failed before the first byte."""
     first_failure: str | None = None
-    """Why it failed: the kind and, in words, what was seen."""
+    """Why it failed: the kind, and the failure in words."""
     fallback: str | None = None
     """Why an offload ended colocated."""
     hedge: str | None = None
-    """Where P was late and D computed as well, which was ready first: `peer` (P), `local` (D), or
+    """If P was late and D computed too: which was ready first, `peer` (P), `local` (D), or
     `none`."""
     migrations: list[Migration] | None = None
-    """Moves of the stream to other instances (`--migration-limit`), see below; null without any."""
+    """Migrations of the stream (`--migration-limit`), see below; null without any."""
     limit: str | None = None
-    """The time limit that was met last: `prefill`, `transfer`, `ttft`, `answer`, `idle` or
+    """The last time limit that was reached: `prefill`, `transfer`, `ttft`, `answer`, `idle` or
     `total`."""
     limit_s: float | None = None
     """Seconds of that limit."""
@@ -143,10 +144,10 @@ class RequestRecord:
         return None if self.t_first_token is None else self.t_first_token - self.t_proxy_recv
 
     def predictable_ttft_s(self) -> float | None:
-        """Seconds to the first token since its prediction was made.
+        """Seconds from the prediction to the first token.
 
-        That is after the wait in the queue; and again for each repetition, unless it computes on D
-        what was to be offloaded.
+        The prediction is made after the wait in the queue, and again for each retry, except a
+        fallback to D.
         """
         ttft_s, sent_s = self.ttft_s(), self.t_decode_sent
         if ttft_s is None:
@@ -238,7 +239,7 @@ def note_route_again(record: RequestRecord, route: Route) -> None:
 
 
 def note_failure(record: RequestRecord, instance: str | None, why: str) -> None:
-    """Note which instance failed first, and why; the first call wins."""
+    """Note the first instance that failed, and why; the first call wins."""
     if record.first_failure is None:
         record.first_failed_instance = instance
         record.first_failure = why[:FAILURE_CHARS]
@@ -264,7 +265,7 @@ _TIMES = tuple(name for name in RequestRecord.__dataclass_fields__ if name.start
 
 
 def move_times(record: RequestRecord, drift_s: float) -> None:
-    """Move all times of a complete record by as much, so that every duration stays as it is."""
+    """Move all times of a complete record by `drift_s`; durations stay."""
     for name in _TIMES:
         if (at := getattr(record, name)) is not None:
             setattr(record, name, at + drift_s)

@@ -554,7 +554,10 @@ async def test_f140_an_engine_hangs_in_mid_stream(
             assert [row["ended"] for row in record["migrations"]] == ["moved"]
         else:
             assert is_cut(got)
-            assert "answers no health check, and has sent nothing for 0.5 s" in got.errors[0]["message"]
+            assert (
+                "answers no health check, and has sent nothing for 0.5 s"
+                in got.errors[0]["message"]
+            )
             assert record["outcome"] == "upstream_truncated"
             assert any("with --migration-limit 1 it could have gone on" in line for line in said)
 

@@ -82,18 +82,18 @@ class State(StrEnum):
     """The states in the order of the metric `breaker_state`, which shows the position."""
 
     HEALTHY = "healthy"
-    """Requests go there."""
+    """Requests are sent there."""
     SUSPECT = "suspect"
-    """A probe or request has failed lately; requests still go there."""
+    """A health check or request failed lately; requests are still sent there."""
     EJECTED = "ejected"
-    """Probes or requests fail; requests go there only while more than half of the fleet is
-    ejected."""
+    """Health checks or requests fail; requests are sent there only while more than half of the
+    fleet is ejected."""
     PROBING = "probing"
-    """Ejected, and probes are answered again, or a trial is under way."""
+    """Ejected, but health checks succeed again, or a trial is under way."""
     ASLEEP = "asleep"
-    """The engine says that it sleeps, or that a part of it does: no request goes there."""
+    """The engine reports that it, or a part of it, is asleep: no requests are sent there."""
     PAUSED = "paused"
-    """The engine says that it is paused, as for new weights: no request goes there."""
+    """The engine reports that it is paused, as for new weights: no requests are sent there."""
 
 
 class Change(StrEnum):

@@ -178,21 +178,21 @@ def _seconds(value: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Shadowed:
-    """What the shadow policy would have chosen; if it raised, only `policy` and `error` are set."""
+    """The shadow policy's choice; if it raised, only `policy` and `error` are set."""
 
     policy: str
     """`--shadow-policy` at the decision."""
     agrees: bool | None = None
-    """Whether D and P are those of the policy in force."""
+    """Whether D and P are the same as the active policy's."""
     decode_instance: str | None = None
     """Its D."""
     prefill_instance: str | None = None
-    """Its P; null where it colocates."""
+    """Its P; null for a colocation."""
     route_class: RouteClass | None = None
     """Its class, as `route_class`."""
     reason: Reason | None = None
     """Its reason, as `offload_decision_reason`."""
     predicted_ttft_s: float | None = None
-    """Its seconds to the first token."""
+    """Its predicted TTFT."""
     error: str | None = None
-    """What it raised, if it did; then all but this and `policy` is null."""
+    """Its exception, if any; then all but this and `policy` is null."""

@@ -86,16 +86,16 @@ class LegFailure:
 
 
 class ReleaseResult(StrEnum):
-    """What became of KV on P that nobody will fetch."""
+    """The result for KV on P that will not be fetched."""
 
     RELEASED = "released"
     """P was told to free it."""
     FAILED = "failed"
-    """No instance could be reached, or the one that was asked did not refuse the leg."""
+    """No instance could be reached, or the instance asked did not refuse the leg."""
     STRANDED = "stranded"
-    """There was nobody to ask, or nothing to ask with."""
+    """No instance could be asked, or the KV had no name."""
     UNKNOWN = "unknown"
-    """A leg ended without an answer when P may have had the KV already."""
+    """A leg ended without an answer while P may have had the KV."""
 
 
 class LeftKv(Enum):

@@ -62,7 +62,7 @@ def preflight(
     if not _is_let_in(origin, allowed):
         why = _NOT_AMONG if allowed else _OFF
         hint = f"; {why}" if origin is not None else ""
-        text = f"method: OPTIONS is not for this path; allowed: {named}{hint}"
+        text = f"method: OPTIONS is not allowed for this path; allowed: {named}{hint}"
         return error_response(405, text, {"Allow": named}, request.path)
     wanted = request.headers.get("Access-Control-Request-Headers", "")
     told = {"Access-Control-Allow-Methods": named, "Access-Control-Max-Age": str(MAX_AGE_S)}

@@ -48,7 +48,10 @@ def test_two_tenants_never_share_a_salt(one: str, other: str) -> None:
         (["--api-key", "a:hidden1", "--cache-salt-secret", "hidden1"], "shorter than 16"),
         (["--cache-salt-secret", "hidden1" * 4], "with api_key = none"),
         (["--admin-token", "@/nonexistent/token"], "No such file"),
-        (["--admin-port", "0", "--admin-host", "0.0.0.0"], "a loopback address with admin_token = none"),
+        (
+            ["--admin-port", "0", "--admin-host", "0.0.0.0"],
+            "a loopback address with admin_token = none",
+        ),
         (["--tls-key", "k.pem"], "with tls_cert = none"),
         (["--allow-cidr", "10.0.0.1/8"], "host bits"),
         (["--allow-cidr", ""], "allow_cidr"),
