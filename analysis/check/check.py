@@ -35,9 +35,9 @@ BOUND = ("ttft_s",)
 TIMES = ("ttft_s", "tpot_s", "e2e_s")
 JITTER = (1.0, 0.9995, 1.0005, 0.999, 1.001, 0.9985, 1.0015, 0.998, 1.002)
 """The prediction is the median of runs with the constants multiplied by these factors. They differ
-by less than a fit can resolve, but one early request that just misses a step changes the load that
-the router sees, and with it the placement of later requests: single runs of some hundred requests
-differ by more than 10 % in p50 and p90."""
+by less than a fit can resolve. But one early request that just misses a step changes the load that
+the router sees, and so later placements. Single runs of some hundred requests differ by more than
+10 % in p50 and p90."""
 CLASSES = ("WARM", "MEDIUM", "HEAVY_COLO", "HEAVY_P2P")
 
 

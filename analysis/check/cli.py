@@ -99,7 +99,7 @@ def _constants(result: Check) -> Table:
         title, factor, unit = UNITS[name]
         fitted, true = (getattr(of, name) * factor for of in (result.fitted.constants, result.true))
         real = f"{true:.3g} {unit}" if true else "real sockets"
-        note = "" if name in result.fitted.seen else "not seen: as engine-sim has it"
+        note = "" if name in result.fitted.seen else "not measured: engine-sim's value"
         table.add_row(f"{name}: {title}", f"{fitted:.3g} {unit}", real, note)
     proxy = result.proxy
     for title, text in (

@@ -171,7 +171,7 @@ class _Fitting:
     def run(self) -> Fit:
         """Descend with each loss through all widths; return the better end."""
         if not len(self._measured):
-            raise RunError("the log times no leg that a fit could be made with")
+            raise RunError("the log has no leg to fit")
         ends, seen = [], np.zeros(len(NAMES), dtype=bool)
         for loss in LOSSES:
             x = np.ones(len(NAMES))

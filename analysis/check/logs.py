@@ -91,7 +91,7 @@ def read_run_log(folder: Path, recorded: Recorded) -> RunLog:
     proxy = {name: records.get(row["sent_as"], {}) for name, row in client.items()}
     lacking = sum(not _whole(row) for row in proxy.values())
     if lacking:
-        problem = "requests are not in it, or not with times and tokens"
+        problem = "requests are missing, or have no times and tokens"
         raise RunError(f"{log}: {lacking} of {len(proxy)} {problem}")
     ordered = [request.request_id for request in recorded.requests]
     return RunLog({name: client[name] for name in ordered}, {name: proxy[name] for name in ordered})

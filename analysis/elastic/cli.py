@@ -36,13 +36,13 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--sessions",
         type=_sessions,
         default=",".join(map(str, DEFAULT.sessions)),
-        help="loads: numbers of sessions at a time, by commas",
+        help="loads: sessions at a time, comma separated",
     )
     add(
         "--rules",
         type=names,
         default=",".join(COMPARED),
-        help=f"names of the league's policies, or of {', '.join(READINGS)}, by commas",
+        help=f"names of the league's policies, or of {', '.join(READINGS)}, comma separated",
     )
     add("--seeds", type=positive_count, default=DEFAULT.seeds, help="runs per rule and load")
     add("--first-seed", type=count, default=0, help="lowest of the seeds, which are consecutive")

@@ -35,7 +35,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add(
         "--profile",
         default="h100",
-        help=f"what engines and the way to them are like: {', '.join(PROFILES)}",
+        help=f"engines and network: {', '.join(PROFILES)}",
     )
     add(
         "--instances",
@@ -47,7 +47,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--load",
         type=_numbers,
         default="0.5,0.8,1.0",
-        help="loads, as parts of the saturation rate, by commas",
+        help="loads, as parts of the saturation rate, comma separated",
     )
     add("--policies", type=_policies, default="all", help=f"all, or names from {', '.join(RIVALS)}")
     add("--seeds", type=positive_count, default=3, help="runs per policy and load")
@@ -56,7 +56,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--regime",
         type=names,
         default=",".join(REGIMES),
-        help="whether the working set fits the fleet's KV or exceeds it",
+        help="working set: fits the fleet's KV, or exceeds it",
     )
     add(
         "--scale",
@@ -67,8 +67,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--closed",
         type=closed.closed_loads,
         default=(),
-        help="closed loops instead of --load, --regime and --perturb: "
-        f"{', '.join(closed.LOADS)}, or SESSIONS/UNITS, sessions at a time and in all, by commas",
+        help="closed loop instead of --load, --regime and --perturb: "
+        f"{', '.join(closed.LOADS)}, or SESSIONS/UNITS (at a time and in total), comma separated",
     )
     add(
         "--kv-tokens",
@@ -86,7 +86,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--migration-limit",
         type=count,
         default=0,
-        help="as of the proxy: instances that are asked to go on with a stream, once begun",
+        help="as the proxy's --migration-limit: most migrations of a started stream",
     )
     add(
         "--horizon",

@@ -38,7 +38,7 @@ LOADS = {"low": ClosedLoad(8, 16), "mid": ClosedLoad(12, 24), "high": ClosedLoad
 
 
 def closed_loads(text: str) -> tuple[ClosedLoad, ...]:
-    """Read loads by commas: a name of LOADS, or SESSIONS/UNITS."""
+    """Read loads comma separated: a name of LOADS, or SESSIONS/UNITS."""
     found = tuple(_closed_load(name) for name in names(text))
     if not found:
         raise argparse.ArgumentTypeError(f"must be of {', '.join(LOADS)} or SESSIONS/UNITS")

@@ -4,12 +4,12 @@ A policy is chosen on some engines and meets others. `h100` are those on which t
 was chosen: equal, at no distance, with vLLM's gauges, and with the form that its model of time
 assumes. Each of the others differs from them in what such a choice could rely on.
 
-`foreign` is Dynamo's engine simulator behind a frontend of its own: prefill takes the same per
-token whatever the context, blocks have 64 tokens, nothing is told of the KV but the `cached_tokens`
-of answers, there is no KV connector, and a prompt is tokenised and sent on before the engine sees
-it. Its way has noise; `foreign-far` has four times as much, `foreign-gauges` tells size and use of
-the KV. `slow-start`: fresh engines are slow, and one joins while the others serve. `mixed`: every
-second GPU is of the generation before, with less KV.
+`foreign` is Dynamo's engine simulator behind its own frontend. Prefill takes the same time per
+token whatever the context. Blocks have 64 tokens. Only the `cached_tokens` of answers report the
+KV, and there is no KV connector. A prompt is tokenised and forwarded before the engine sees it. Its
+way has noise; `foreign-far` has four times as much, `foreign-gauges` tells size and use of the KV.
+`slow-start`: fresh engines are slow, and one joins while the others serve. `mixed`: every second
+GPU is of the generation before, with less KV.
 """
 
 from __future__ import annotations

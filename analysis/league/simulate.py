@@ -1,15 +1,14 @@
 """One run of the league: one row of figures for a policy, a load, a seed and a fleet.
 
 Figures cover the requests due after the first quarter of the horizon, a set that depends on no
-policy; failures, makespan, offloads and bytes cover all. A failed request counts as infinitely
-late in every percentile and mean (null in JSON). Goodput: the share of requests with TTFT within
-2 s plus 0.1 ms per new token, new to an infinite cache of the session, and TPOT within 50 ms.
-`hit_ratio` is the share of the answered prompts' tokens that no engine computed, `hit_error_ratio`
-how far the part of a prompt that was predicted to be cached is from the one that was, as a mean
-over prompts computed where they decode (`late`: without the first 100), `ttft_error` how far the
-predicted TTFT is from the realised one, as a part of it, without the first 50. `cut`: streams that
-ended before their answer did, as their engine died; `moves`: how often one went on elsewhere.
-`work_done_ratio`: see the function.
+policy; failures, makespan, offloads and bytes cover all. A failed request counts as infinitely late
+in every percentile and mean (null in JSON). Goodput: the share of requests with TTFT within 2 s
+plus 0.1 ms per new token, new to an infinite cache of the session, and TPOT within 50 ms.
+`hit_ratio`: share of the answered prompts' tokens that no engine computed. `hit_error_ratio`: mean
+difference of predicted and actual cached share, over prompts computed where they decode (`late`:
+without the first 100). `ttft_error`: relative difference of predicted and realised TTFT, without
+the first 50. `cut`: streams that ended before their answer did, as their engine died; `moves`: how
+often one went on elsewhere. `work_done_ratio`: see the function.
 
 A closed loop has no horizon: all its requests count.
 """

@@ -28,7 +28,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--oracle",
         choices=ORACLES,
         default="rollout",
-        help="rollout tries every action; places only those without an offload",
+        help="rollout: every action; places: only actions without an offload",
     )
     add("--profile", default="h100", help=f"one of the league's: {', '.join(PROFILES)}")
     add("--instances", type=int, default=4, help="engines")
@@ -37,7 +37,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--policies",
         type=names,
         default=f"cost,{BASELINE}",
-        help="names of the league's policies, by commas",
+        help="names of the league's policies, comma separated",
     )
     add("--seeds", type=int, default=3, help="runs per policy")
     add("--first-seed", type=int, default=0, help="lowest of the seeds, which are consecutive")

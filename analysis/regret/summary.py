@@ -4,10 +4,9 @@ Mean regret is that of whole runs: (J of the policy - J of the oracle-controlled
 oracle-controlled run, over seeds. All policies are compared with one oracle: the rollout over the
 policy whose rollout has the lowest J.
 
-A run's J is also a matter of luck. `mean_regret_repeated` takes the mean over a seed's repetitions
-in the place of the policy's one run, `standard_error` is what their spread leaves uncertain in it,
-and `above_floor` compares the oracle with its placebo, seed by seed: what it gains by better
-actions rather than by more tries.
+A run's J is also a matter of luck. `mean_regret_repeated`: mean over a seed's repetitions instead
+of the policy's single run. `standard_error`: its uncertainty by their spread. `above_floor`: the
+oracle vs its placebo, seed by seed, that is its gain by better actions rather than by more tries.
 """
 
 from __future__ import annotations

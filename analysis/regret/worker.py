@@ -1,8 +1,8 @@
 """One function call in a process of its own, with only the modules that the call needs.
 
-Every branch of a run is a fork of the process that runs it, and the time of a fork grows with the
-mapped memory: with pandas and plotly loaded it takes six times as much CPU. multiprocessing would
-import the caller's main module, and with it both.
+Every branch of a run is a fork of its process, and the time of a fork grows with the mapped memory.
+With pandas and plotly loaded it takes six times as much CPU. multiprocessing would import the
+caller's main module, and so both.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def print_comparison(result: Comparison, a: LoadedRun, b: LoadedRun, console: Co
         soft_wrap=True,
     )
     if not result.has_same_text:
-        console.print("outputs are not compared: each run had words of its own", soft_wrap=True)
+        console.print("outputs are not compared: each run had its own words", soft_wrap=True)
         return
     console.print(
         f"identical output: {result.identical} of {result.comparable} requests", soft_wrap=True
@@ -192,7 +192,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         said = "; ".join(one for kind in unallowed for one in found[kind])
         raise InputError(f"no pair: {said} (--allow {','.join(found)} compares all the same)")
     if options.require_identical and not has_same_text(a.summary, b.summary):
-        raise InputError("--require-identical: each run had words of its own; give replay --seed N")
+        raise InputError("--require-identical: each run had its own words; give replay --seed N")
     result = compare(a, b)
     print_comparison(result, a, b, console)
     equal = result.comparable == len(a.requests) == len(b.requests) and not result.different

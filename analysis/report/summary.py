@@ -142,7 +142,7 @@ def degraded(facts: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     if facts.get("interrupted"):
         found.append(f"interrupted after {len(rows)} of {facts.get('planned')} requests")
     if facts.get("rows_skipped"):
-        found.append(f"{facts['rows_skipped']} lines of requests.jsonl are no whole row")
+        found.append(f"{facts['rows_skipped']} lines of requests.jsonl are not complete rows")
     without = sum(row.get("completion_tokens") is None for row in ok)
     if without:
         found.append(f"{without} answers without usage: no TPOT, no token counts")
@@ -152,7 +152,7 @@ def degraded(facts: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         if row.get("completion_tokens") is not None and row.get("output_length") is not None
     )
     if other:
-        found.append(f"{other} answers of another length than the trace asks for")
+        found.append(f"{other} answers whose length is not the trace's")
     ratio = _length_ratio(ok)
     if ratio is not None and abs(ratio - 1) > LENGTH_TOLERANCE:
         found.append(f"the server counts {ratio:.2f} tokens for each token of the trace's prompts")
@@ -163,7 +163,7 @@ def _log_problems(facts: Mapping[str, Any]) -> list[str]:
     """List what is wrong with the proxy's log."""
     found = []
     if facts.get("log_lines_skipped"):
-        found.append(f"{facts['log_lines_skipped']} lines of the log are no whole record")
+        found.append(f"{facts['log_lines_skipped']} lines of the log are not complete records")
     if facts.get("proxy_log_missing"):
         found.append(f"{facts['proxy_log_missing']} requests are not in the proxy's log")
     if facts.get("proxy_log_problem"):

@@ -21,8 +21,8 @@ LEAST_OK = 0.9
 """Share of the requests that end ok, below which a run is bad."""
 LEAST_KEPT = 0.9
 """Share of the requests that keep a limit, below which the run is doubtful."""
-KNEW = "these engines knew this text"
-KNEW_WHY = "measure with engines that are fresh, or without --seed: a new run has new words"
+KNEW = "these engines had cached this text"
+KNEW_WHY = "measure on fresh engines, or without --seed: each run then has new words"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def knew(summary: Mapping[str, Any]) -> str | None:
     ratio = summary.get("known_text_ratio")
     if ratio is None or ratio <= KNOWN_RATIO:
         return None
-    return f"{KNEW} ({ratio:.0%} of what was new in it was in their caches)"
+    return f"{KNEW} ({ratio:.0%} of its new text was in their caches)"
 
 
 def verdict(summary: Mapping[str, Any]) -> Verdict:

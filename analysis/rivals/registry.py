@@ -96,7 +96,7 @@ RIVALS: dict[str, Rival] = {
         "AIBrix pd with combined pods: drain scores 0.25 and 1.0", lambda _kv: AibrixCombined()
     ),
     "seed-heuristic": _ours(
-        "seed-heuristic", "ours, by load: P carries less than D, is not overloaded, and D decodes"
+        "seed-heuristic", "ours, by load: P has less load than D, is not overloaded, and D decodes"
     ),
     "seed-cost": _ours(
         "seed-cost", "ours, by seconds: half the prefill on D against P's queue and the transfer"

@@ -40,9 +40,9 @@ OURS = ThermalOptions(
     tau_s=5.0,
     rth_celsius_per_watt=round(0.55 * 40.8 / 256 / 3.2, 4),
 )
-"""Our options on its plant. Its temperature is that of memory, held one degree below the 85 at
-which it throttles; its least batch is 16; an inertia of .82 per second is a tau of 5 s, and a
-sequence of 3.2 W is .55 * 40.8 / 256 = .088 degrees there. The rest are our defaults."""
+"""Our options on its plant. It controls the memory temperature, one degree below its throttling at
+85. Its smallest batch is 16. An inertia of .82 per second is a tau of 5 s. A sequence of 3.2 W is
+.55 * 40.8 / 256 = .088 degrees there. The rest are our defaults."""
 RECORDED: tuple[dict[str, float], ...] = (
     {
         "peak_celsius": 97.77,

@@ -45,9 +45,9 @@ def print_scenarios(
 ) -> None:
     """Print a table per scenario: the baseline and each law, means over seeds."""
     console.print(
-        f"above: seconds at {target_celsius + SETTLED_CELSIUS:g} C or more; settled: part of the "
-        f"time within {SETTLED_CELSIUS:g} C of the target of {target_celsius:g} C once it has to "
-        f"be; directions: changes of the cap's direction. {NOT_VALIDATED}",
+        f"above: seconds at {target_celsius + SETTLED_CELSIUS:g} C or more. settled: share of the "
+        f"settled time within {SETTLED_CELSIUS:g} C of the target of {target_celsius:g} C. "
+        f"directions: direction changes of the cap. {NOT_VALIDATED}",
         soft_wrap=True,
     )
     for name in dict.fromkeys(row["scenario"] for row in rows):
@@ -75,9 +75,9 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str, factor: float, digits: i
 def print_harness(rows: Sequence[Mapping[str, Any]], seconds: int, console: Console) -> None:
     """Print the harness's rows as it prints them, as computed here, and ours."""
     console.print(
-        f"The harness's plant and load over {seconds} s; above: seconds at {HOT_CELSIUS:g} C or "
-        f"more, of which 81 are its burst, whose heat no batch changes; its p99 is a mean of "
-        f"modelled ones. {NOT_VALIDATED}",
+        f"The harness's plant and load over {seconds} s. above: seconds at {HOT_CELSIUS:g} C or "
+        f"more; 81 of them are its burst, whose heat no batch changes. Its p99 is a mean of "
+        f"modelled values. {NOT_VALIDATED}",
         soft_wrap=True,
     )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)

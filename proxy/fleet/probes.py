@@ -304,9 +304,9 @@ class Probes:
     async def _look_for_twin(self, upstream: Upstream, start_s: float | None) -> None:
         """Warn where an instance named before this one is the same engine.
 
-        Engines give no id of their own. The ids of their KV connectors are compared where both are
-        known, else port, version and start: that is known to 10 ms, in which a script may start all
-        engines of a host, but each at a port of its own.
+        Engines give no id of their own. The ids of their KV connectors are compared if both are
+        known, else port, version and start. The start is known to 10 ms, in which a script may
+        start all engines of a host, each at its own port.
         """
         name, reports = upstream.instance.name, self._instances.reports
         own, limit_s = upstream.known_engine_id(), self._options.settings.health_timeout

@@ -18,8 +18,8 @@ H100 SXM (989 TFLOPS dense bf16, 3.35 TB/s):
 Other engines: a step may also take `prefill_s` where it prefills and `token_s` where it yields
 tokens, so that a step which does both takes both. `MOCKER` and `A100` are two of them.
 
-Transfer time `x0 + tokens*bytes_per_token/bandwidth`: 2 (K, V) * 32 * 8 * 128 * 2 bytes = 131,072
-bytes per token; 20 GB/s is a 200 Gbit/s link at 80 %; x0 = 30 ms covers the handshake and the
+Transfer time: `x0 + tokens*bytes_per_token/bandwidth`. 2 (K, V) * 32 * 8 * 128 * 2 bytes = 131,072
+bytes per token. 20 GB/s is a 200 Gbit/s link at 80 %. x0 = 30 ms covers the handshake and the
 polling of both schedulers. Concurrent transfers do not slow one another.
 """
 

@@ -1,10 +1,10 @@
 """The sender of Mooncake transfers: a pure state machine, one per engine.
 
 A finished prefill leg is pinned under its transfer id until a pull has taken it or the abort
-timeout has passed. Each pull occupies one of few sender slots. A pull for an id that is not (or no
-longer) pinned keeps its slot until the leg finishes or the timeout ends it, so such orphan pulls
-delay valid ones; vLLM >= 0.16 does the same with its 20 sender tasks and 480 s. NIXL has no sender
-slots: the receiver reads P's memory, even after P has released the blocks.
+timeout has passed. Each pull occupies one of few sender slots. A pull for an id that is not pinned
+keeps its slot until the leg finishes or times out, so such orphan pulls delay valid ones. vLLM >=
+0.16 does the same with its 20 sender tasks and 480 s. NIXL has no sender slots: the receiver reads
+P's memory, even after P has released the blocks.
 """
 
 import heapq

@@ -1,17 +1,17 @@
 """The simulated language model: tokenisation, the next token, and block hashes.
 
 Text is cut at white space, which costs nothing. A word of at most six bytes is one token; of a
-longer one the first six bytes are, and then every three bytes. So text has four to five bytes per
-token with its white space, prose, code and JSON alike, as common vocabularies have (tests measure
-it: 4.1 to 4.7 in this project's own files), and text without spaces, such as hexadecimal digits or
-Chinese, three. Role markers and roles are one token each. Generated words come from a fixed
-vocabulary of 1,024 two-syllable words with the ids 0..1023; any other token has an id from its
-hash, and cannot be detokenised.
+longer one the first six bytes are, and then every three bytes. So prose, code and JSON have four to
+five bytes per token with their white space, as with common vocabularies (tests measure 4.1 to 4.7
+in this project's own files). Text without spaces, such as hexadecimal digits or Chinese, has three.
+Role markers and roles are one token each. Generated words come from a fixed vocabulary of 1,024
+two-syllable words with the ids 0..1023; any other token has an id from its hash, and cannot be
+detokenised.
 
-The next token is a pure function of all tokens before it (as in greedy decoding): the output of a
-prompt is the same on every engine, however it was scheduled or transferred, and a prompt continued
-by its own first outputs continues the same way. One running xxh3 digest over the token ids serves
-both as that function and as the chained block hash.
+The next token is a pure function of all tokens before it, as in greedy decoding. So a prompt's
+output is the same on every engine, schedule and transfer. A prompt continued by its own first
+outputs continues the same way. One running xxh3 digest over the token ids serves both as that
+function and as the chained block hash.
 """
 
 import sys

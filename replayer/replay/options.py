@@ -149,10 +149,10 @@ def build_parser() -> argparse.ArgumentParser:
     """Declare every option with its unit and default."""
     parser = OneLineParser(
         prog="replay",
-        description="Replay a trace against a proxy or one engine and report TTFT, TPOT and E2E. "
-        "Exit status: 0 all requests ok (see --max-failures), 1 failures, nothing sent or results "
-        "that cannot be written, 2 bad input or a target that cannot be reached, 130 interrupted "
-        "(what was measured is written).",
+        description="Replay a trace against a proxy or one engine and report TTFT, TPOT "
+        "and E2E. Exit status: 0 all requests ok (see --max-failures); 1 "
+        "failures, nothing sent, or results not written; 2 bad input or "
+        "unreachable target; 130 interrupted (measured results are written).",
         formatter_class=Formatter,
     )
     parser.add_argument("trace", type=Path, help="trace file, one request per line, plain or gzip")
@@ -168,10 +168,10 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--target", type=url, default="http://127.0.0.1:8000", help="base address")
     add("--engines", type=urls, default=(), metavar="URL,URL",
-        help="addresses of the engines, whose own prefix cache counters are read before and after "
-        "the run (default: the target's, or those of the instances that it names)")  # fmt: skip
-    add("--model", help="model name (default: the first that GET /v1/models names)")
-    add("--api-key", help="sent as a bearer token")
+        help="addresses of the engines, to read their prefix cache counters before "
+        "and after the run (default: the target's, or its instances')")  # fmt: skip
+    add("--model", help="model name (default: the first of GET /v1/models)")
+    add("--api-key", help="bearer token")
     add("--endpoint", choices=("chat", "completions"), default="chat", help="API to use")
     add("--chat-form", dest="chat", choices=("turns", "flat"), default="turns",
         help="messages cut where earlier turns ended, or one user message")  # fmt: skip
@@ -180,49 +180,49 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     add("--request-timeout", dest="request_timeout_s", type=not_negative, default=600.0,
         help="seconds for one attempt; 0: none")  # fmt: skip
     add("--retry-503", type=retries, default=NEVER, metavar="N|backoff",
-        help="send a request that got a 503 again: up to N times, each after the answer's "
-        "Retry-After; or with backoff, five tries in all, min(60, 2**attempt + U(0,1)) of the "
-        "target's seconds between them (attempt from 0). The time since the first sending counts "
-        "(default: never)")  # fmt: skip
+        help="N: retry a 503 up to N times, each after the answer's Retry-After "
+        "(default: never). backoff: five tries, min(60, 2**attempt + U(0,1)) "
+        "of the target's seconds apart (attempt from 0). Latency counts from "
+        "the first try.")  # fmt: skip
 
 
 def _add_pace(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pace")
     add = group.add_argument
     add("--mode", choices=("open", "sessions"), default="open",
-        help="open: by timestamp, dependent turns not before their dependencies ended; sessions: "
-        "a fixed number of slots that run whole sessions one after another")  # fmt: skip
+        help="open: by timestamp, dependent turns not before their dependencies end. sessions: a "
+        "fixed number of slots, each runs whole sessions one after another.")  # fmt: skip
     add("--concurrency", type=positive_count, default=4, help="slots of mode sessions")
     add("--ramp", dest="ramp_s", type=not_negative, default=0.0, metavar="SECONDS",
-        help="mode sessions: the slots begin spread over this time, in seconds of the trace, not "
-        "all at once")  # fmt: skip
+        help="mode sessions: spread the start of the slots over this time, in "
+        "seconds of the trace")  # fmt: skip
     add("--speedup", type=positive, default=1.0, help="divides timestamps and delays")
     add("--time-scale", type=positive, default=1.0, metavar="S",
-        help="the target's time runs S times faster than real time, as engine-sim --speed S does: "
-        "report every latency, duration and rate in the target's own seconds; requests.jsonl "
-        "keeps them as measured")  # fmt: skip
+        help="clock of the target: S times real time, as engine-sim --speed S. "
+        "Latencies, durations and rates are reported in the target's seconds; "
+        "requests.jsonl keeps them as measured.")  # fmt: skip
     add("--think-cap", dest="think_cap_s", type=not_negative,
-        help="longest delay between turns, in seconds of the trace; in mode open, turns with a "
-        "delay then follow it alone and not their timestamp")  # fmt: skip
+        help="longest delay between turns, in seconds of the trace. In mode open, "
+        "turns with a delay then ignore their timestamp.")  # fmt: skip
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("selection")
     add = group.add_argument
-    add("--format", choices=tuple(LOADERS), help="row format (default: seen from the first row)")
+    add("--format", choices=tuple(LOADERS), help="row format (default: detected in the first row)")
     add("--window", dest="window_s", type=window, metavar="A:B",
         help="only requests with timestamps from A up to B, in seconds of the trace")  # fmt: skip
     add("--sample-sessions", dest="sample", type=sample, metavar="N|RATIO",
-        help="only N sessions, or this part of them, whole, chosen by --seed")  # fmt: skip
+        help="only N whole sessions, or this part of them, chosen by --seed")  # fmt: skip
     add("--limit", type=positive_count, help="only the first LIMIT requests")
     add("--max-input", dest="max_input_tokens", type=positive_count, metavar="TOKENS",
         help="end a session before its first longer prompt")  # fmt: skip
     add("--max-output", dest="max_output_tokens", type=positive_count, metavar="TOKENS",
         help="cut longer answers")  # fmt: skip
     add("--seed", type=count, metavar="N",
-        help="fix the sample and the prompts' words, and send literal text as it stands, so that "
-        "a run can be repeated on fresh engines (default: sample 0, and new words in every run: "
-        "engines that have served the trace before do not know them)")  # fmt: skip
+        help="fix the sample and the prompts' words, so that a run can be repeated "
+        "on fresh engines; literal text is sent unchanged. Default: sample 0, "
+        "and new words in every run, which no engine has cached.")  # fmt: skip
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
@@ -232,12 +232,12 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         help="folder for summary.json, requests.jsonl and report.html")  # fmt: skip
     add("--proxy-log", type=readable_log, help="the proxy's --request-log, joined by request id")
     add("--goodput", dest="slo_s", type=slo, default={}, metavar="SLO",
-        help="limits in the target's seconds that a good request keeps, such as "
+        help="limits of a good request in the target's seconds, such as "
         "ttft:2,tpot:0.05")  # fmt: skip
     add("--max-failures", type=count, default=0,
-        help="highest number of requests not ok (rejected, failed, skipped) that still gives exit "
-        "status 0; with more, and none ok among the first answers, the run stops "
-        "(default: 0)")  # fmt: skip
+        help="most requests not ok (rejected, failed, skipped) for exit status 0 "
+        "(default: 0). With more, and none ok among the first answers, the run "
+        "stops.")  # fmt: skip
     add("--save-text", action="store_true",
         help="keep the answers' text in requests.jsonl, not only its hash")  # fmt: skip
     add("--no-progress", dest="progress", action="store_false", help="no live display")

@@ -1,7 +1,7 @@
 """Prompts made from block ids, so that two prompts share text exactly where they share ids.
 
-The text of a block is a function of its id and the seed alone: seven head words spell the id in
-base 1024 (70 bits, no two ids collide), the rest is a slice of one seeded pool of words. Every word
+The text of a block is a function of its id and the seed alone. Seven head words spell the id in
+base 1024 (70 bits, no two ids collide). The rest is a slice of one seeded pool of words. Every word
 is one token in the common vocabularies and never merges with its neighbour, so lengths need no
 tokenizer and block boundaries are fixed. Seven head words fit inside the first 16-token engine
 block: after the first differing id, an engine's chained block hashes share nothing. A partial tail

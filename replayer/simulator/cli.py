@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         "--log-level",
         default="warning",
         choices=("debug", "info", "warning", "error"),
-        help="least level of logged lines",
+        help="lowest severity that is logged",
     )
     for spec in fields(SimOptions):
         _add(parser, spec)

@@ -1,9 +1,9 @@
 """Simulated engines as processes: two ports each, started, stopped, killed and restarted.
 
-`start` binds both ports and gives the engine a new id, `stop` acts like SIGTERM (running requests
-answer with finish_reason "abort"), `kill` like SIGKILL (connections are cut), `restart` kills and
-starts on the same ports with an empty cache and another id. `SimFleet` is several engines in one
-process, for `engine-sim` and for tests.
+`start` binds both ports and gives the engine a new id. `stop` acts like SIGTERM: running requests
+answer with finish_reason "abort". `kill` acts like SIGKILL: connections are cut. `restart` kills
+and starts on the same ports with an empty cache and another id. `SimFleet` is several engines in
+one process, for `engine-sim` and for tests.
 
     async with SimFleet(2, speed=20.0) as fleet:
         client.post(fleet.engines[0].url + "/v1/completions", ...)

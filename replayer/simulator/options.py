@@ -34,7 +34,9 @@ class SimOptions:
     host: str = _option("127.0.0.1", "address to listen on")
     speed: float = _option(1.0, "engine seconds per real second", least=1e-3)
     tick: float = _option(
-        0.008, "least time between two writes to a stream, real seconds; merges tokens", least=0.0
+        0.008,
+        "shortest time between two writes to a stream, real seconds; merges tokens",
+        least=0.0,
     )
     block_size: int = _option(_ENGINE.block_size, "tokens per KV block", least=1)
     num_gpu_blocks: int = _option(
@@ -48,7 +50,7 @@ class SimOptions:
         _ENGINE.max_model_len, "most tokens of prompt and output together", least=2
     )
     max_num_queued_reqs: int | None = _option(
-        None, "waiting requests from which on a new one gets a 503; unlimited if not given", least=0
+        None, "waiting requests from which a new request gets a 503 (default: unlimited)", least=0
     )
     a0: float = _option(_STEP.a0, "step time: fixed part, seconds", least=1e-6)
     a1: float = _option(_STEP.a1, "step time: seconds per prefill token", least=0.0)
@@ -65,7 +67,7 @@ class SimOptions:
     sender_slots: int = _option(_ENGINE.sender_slots, "transfers an engine sends at once", least=1)
     abort_timeout: float = _option(
         _ENGINE.abort_timeout_s,
-        "how long unclaimed KV stays pinned and an orphan pull keeps its slot, seconds",
+        "how long unclaimed KV stays pinned, and an orphan pull keeps its slot, seconds",
         least=0.0,
     )
     kv_connector: str = _option(
@@ -77,30 +79,32 @@ class SimOptions:
         least=0.0,
     )
     kv_load_failure_policy: str = _option(
-        "recompute", "what a decode leg does when its KV never comes", choices=POLICIES
+        "recompute", "result of a decode leg whose KV never comes", choices=POLICIES
     )
     natural_length: int = _option(
-        256, "mean output length, tokens, of a request without a limit of its own", least=1
+        256, "mean output tokens of a request without its own limit", least=1
     )
     eos_with_limit: bool = _option(
         default=False,
-        help_="let outputs end by themselves before max_tokens too (unless ignore_eos)",
+        help_="let outputs end before max_tokens too (unless ignore_eos)",
     )
     tool_calls: int | None = _option(
         None,
-        "play a model that calls the client's shell so often behind each message of its user, and "
+        "play a model that makes this many calls of the client's shell after each user message, "
         "then says that it is done; without it answers are words",
         least=0,
     )
     thermal: bool = _option(
         default=False,
-        help_="let GPUs grow warm from the work, told as dcgm-exporter does at /dcgm/metrics",
+        help_="simulate the temperature of GPUs, reported as by dcgm-exporter at /dcgm/metrics",
     )
-    plant: str = _option("first-order", "with --thermal: how they grow warm", choices=PLANTS)
-    gpus: int = _option(1, "with --thermal: GPUs of an engine, which share its work", least=1)
-    ambient_celsius: float = _option(32.0, "with --thermal: degrees of the air", least=0.0)
+    plant: str = _option(
+        "first-order", "with --thermal: the plant, from power to temperature", choices=PLANTS
+    )
+    gpus: int = _option(1, "with --thermal: GPUs per engine, which share its work", least=1)
+    ambient_celsius: float = _option(32.0, "with --thermal: air temperature, degrees", least=0.0)
     hot_gpu: int | None = _option(
-        None, "with --thermal: index of a GPU that is 6 degrees above the others", least=0
+        None, "with --thermal: index of a GPU that is 6 degrees hotter than the others", least=0
     )
 
     def __post_init__(self) -> None:

@@ -1,9 +1,8 @@
 """Thermal control in virtual time: plants that a run's engines warm, and limits on its router.
 
-The control tick is that of the proxy: work and readings in, limits to the router, which caps,
-weighs, prices and lets requests wait in the proxy's own queue; streams that are to leave go on
-elsewhere, where `--migration-limit` allows it. Only a simulator shows any of this: not hardware
-validated.
+The control tick is the proxy's own: work and readings in, limits to the router. The router caps,
+weighs, prices and queues requests as in the proxy. Evicted streams migrate if `--migration-limit`
+allows it. Only a simulator shows any of this: not hardware validated.
 """
 
 from collections.abc import Mapping

@@ -44,7 +44,7 @@ def test_report_reads_a_proxys_log_alone(tmp_path, capsys):
     assert "requests: 2 sent, 1 ok, 1 rejected" in printed
     assert "WARM TTFT" in printed
     assert "slowest: a (WARM, ok, d) waited 3,000 ms; decide 1,000, first token 2,000" in printed
-    assert "1 lines of the log are no whole record" in printed
+    assert "1 lines of the log are not complete records" in printed
     page = tmp_path / "proxy.jsonl.report.html"
     assert f"written: {page}" in printed
     assert "<title>Request log proxy.jsonl</title>" in page.read_text()

@@ -142,7 +142,7 @@ def test_a_cut_run_has_the_rows_that_are_whole(tmp_path, summary):
     found, rows = read_run(tmp_path, summarise)
     assert [row["request_id"] for row in rows] == ["a", "b"]
     assert found["requests"]["ok"] == 2
-    assert "4 lines of requests.jsonl are no whole row" in found["degraded"]
+    assert "4 lines of requests.jsonl are not complete rows" in found["degraded"]
 
 
 def test_a_whole_run_with_a_row_that_is_none_is_refused(tmp_path):

@@ -1,12 +1,12 @@
 """Where a request goes after an instance failed before the client's first byte.
 
 Nothing has reached the client, so a second run is invisible; it costs the fleet work, so it is
-bounded, three times: per request, by a budget over all of them, and by the instances that it may
-go to. An instance whose breaker is open gets no repetition. An instance without a recent failure
-gets the first repetition at once, whatever the budget says, so that one bad instance among good
-ones costs no client anything; nor does it use the budget up, so that requests which fail wherever
-they run leave it to the others. Any other repetition needs the budget. When everything fails, every
-instance has failed lately and soon every breaker is open: the storm ends by itself.
+bounded, three times: per request, by a budget over all of them, and by the instances that it may go
+to. An instance whose breaker is open gets no repetition. An instance without a recent failure gets
+the first retry at once, outside the budget. So one bad instance among good ones costs clients
+nothing, and requests that fail everywhere leave the budget to the others. Any other repetition
+needs the budget. When everything fails, every instance has failed lately and soon every breaker is
+open: the storm ends by itself.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A name alone says too little. Under a session's name come titles, summaries and other agents'
 requests, whose prompts begin otherwise: they take no turn, move no home, and get a place of their
 own once they come back. An id may be a request's own, so it names a session once it has come back.
-And a conversation without any name is known by its prompt, which goes on where an earlier one
-ended, or where its last messages did, for clients whose prompts begin otherwise each time: the
-first such turn makes it a session.
+A conversation without a name is recognised by its prompt, which continues an earlier prompt. For
+clients whose prompts begin differently each time, the last messages are compared. The first such
+turn makes it a session.
 
 What may become a session is remembered by what would show it (`Begun`): bounded by count and time,
 with a share for each tenant.

@@ -50,10 +50,10 @@ class Use:
     """One prompt in one cache, from its placement to the end of its answer.
 
     `blocks` of it were there before, the last of them used at `age`; None where the instance was
-    given the KV by a peer, so that its count of cached tokens says nothing. `older_blocks` of them
-    are in other runs than the last; `kept_blocks` of other prompts are evicted after it, None where
-    the size of the cache is known, they are too many to count, or prompts wait for room;
-    `ahead_blocks` were on their way then.
+    given the KV by a peer, so that its count of cached tokens says nothing. `older_blocks`: blocks
+    of the prompt in other runs than the last. `kept_blocks`: blocks of other prompts that are
+    evicted after it; None if the cache size is known, they are too many to count, or prompts wait
+    for room. `ahead_blocks`: blocks that were on their way then.
     """
 
     cache: EngineCache

@@ -1,10 +1,10 @@
 """Prefixes that are being computed: siblings of a request see them before its first token.
 
-A request that is placed will leave its prompt's blocks on the instance that computes it. Until
-then they are entered here, under the first block that was missing: a sibling's walk over the blocks
-that are there ends at the same one, so one lookup finds every prompt that may carry it further, and
-a chained hash that agrees at one place agrees before it. Nothing is copied: entering, leaving and
-looking cost the same for every length of prompt.
+A request that is placed will leave its prompt's blocks on the instance that computes it. Until then
+they are listed here under their first missing block. A sibling's walk over the cached blocks ends
+at the same block, so one lookup finds every prompt that may extend its hit. Chained hashes that are
+equal at one block are equal before it. Nothing is copied: entering, leaving and looking cost the
+same for every length of prompt.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The KV of sessions that may come back: how much of it each instance has to keep.
 
 A session that is between two turns needs its KV with the chance that it comes back at all. That
-chance falls with the time it has been idle, by a curve of the fleet: the Kaplan-Meier estimate of
-the time between an answer and the session's next request (Kaplan & Meier, Nonparametric Estimation
-from Incomplete Observations, 1958), in logarithmic bins. A session that is still idle, or was
+chance falls with its idle time, by a curve of the fleet in logarithmic bins. The curve is the
+Kaplan-Meier estimate of the time from an answer to the session's next request (Kaplan & Meier,
+Nonparametric Estimation from Incomplete Observations, 1958). A session that is still idle, or was
 dropped while idle, counts as one that was seen for so long and no longer. So the curve learns the
 users' think times and how often sessions end, which nobody announces.
 

@@ -1,9 +1,8 @@
 """Reuse of cached prefixes: predicted when a request is placed, corrected by its answer.
 
-The prefix index knows what was routed where, in the order in which an engine evicts: what is being
-computed takes its room when it is placed, what is in use stays until it ends, what an answer gave
-back is the newest. Siblings of a request in flight count the blocks that it will leave
-(`inflight`).
+The prefix index knows the prompts routed to each instance, in the order of eviction. A prompt takes
+its room when it is placed. Blocks in use stay until their request ends. Blocks freed by an answer
+are the newest. Siblings of a request in flight count the blocks that it will leave (`inflight`).
 
 What the engine evicted all the same shows in its answers. If fewer tokens were cached than the
 index has blocks, that may also be a prompt that the engine reads in another way than the index. So

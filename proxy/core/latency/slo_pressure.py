@@ -1,9 +1,9 @@
 """The price of running streams' time, learned from how many answers miss the TPOT target.
 
-Dual ascent on the constraint "at most a tenth of the answers miss the TPOT target": an answer that
-misses raises the logarithm of the price, an answer that keeps it lowers it, so the price settles
-where a tenth misses (Boyd & Vandenberghe, Convex Optimization, 5.4). The price is bounded, since
-the target may be unreachable.
+Dual ascent on the constraint "at most a tenth of the answers miss the TPOT target" (Boyd &
+Vandenberghe, Convex Optimization, 5.4). An answer that misses raises the logarithm of the price,
+any other lowers it. So the price settles where a tenth misses. The price is bounded, since the
+target may be unreachable.
 """
 
 from __future__ import annotations

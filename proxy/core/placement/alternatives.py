@@ -20,27 +20,29 @@ MOST_KEPT = COLOCATIONS_KEPT + OFFLOADS_KEPT
 
 @dataclass(slots=True, init=False)
 class PricedOption:
-    """One option of a decision: D, P (None: D computes), predicted TTFT and cost in seconds.
-
-    `cost_s` is the sum of `ttft_s` and of the six weighted terms after it: `harm_s` to the streams
-    beside the computation, `behind_s` to requests that arrive during it, `decode_s` for the output
-    on D, `next_s` for the session's next turns on D, `memory_s` for the KV displaced and in use,
-    `heat_s` for the heat of the computation where the instance is hot. It
-    is nan for a policy without prices. `wait_s`: the queue where the prompt is computed; `decode`:
-    D; `prefill`: the option of computing and decoding on P.
-    """
+    """One option of a decision, with its predicted TTFT and cost in seconds."""
 
     cost_s: float
+    """Sum of `ttft_s` and the six weighted terms; nan for a policy without prices."""
     ttft_s: float
     harm_s: float
+    """Delay of the streams beside the computation."""
     behind_s: float
+    """Delay of requests that arrive during the computation."""
     decode_s: float
+    """The output's time on D."""
     next_s: float
+    """The session's next turns on D."""
     memory_s: float
+    """KV displaced and in use."""
     heat_s: float
+    """Heat of the computation, if its instance is hot."""
     wait_s: float
+    """Queue where the prompt is computed."""
     decode: Candidate
+    """D."""
     prefill: PricedOption | None
+    """The option of computing and decoding on P; None: D computes."""
 
     def __init__(
         self,

@@ -26,12 +26,12 @@ minute predicts how often the session's next turns will find D computing; the pr
 would not. How long such a turn then waits is learned from the prefills of the whole fleet.
 
 KV is displaced now, and from now on. Now: the oldest blocks of a full cache, each of which is
-needed again with the chance that its session comes back. From now on: the sessions that live on an
-instance need more KV than it has, by E[live + own - size]+ - E[live - size]+ tokens, at every turn
-that this session is still expected to take; live KV is known to about a seventh of the cache.
-What does not fit is computed again at the fleet's rate, on whichever instance that will be.
-Running prompts take room as well: once a cache is full of them, every turn computes all of its
-prompt, runs longer for it, and keeps the cache full.
+needed again with the chance that its session comes back. From now on: the sessions on an instance
+need more KV than it has, by E[live + own - size]+ - E[live - size]+ tokens. That counts for every
+turn that this session is still expected to take. Live KV is known to about a seventh of the cache.
+What does not fit is computed again at the fleet's rate, on whichever instance that will be. Running
+prompts take room as well: once a cache is full of them, every turn computes all of its prompt, runs
+longer for it, and keeps the cache full.
 
 P = D is colocation, at the session's home or elsewhere: a session follows its cached tokens, and
 affinity is worth what it would cost to compute the lost prefix again. P != D is an offload. Where P
@@ -90,26 +90,28 @@ Terms = tuple[float, float, float, float, float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights of other requests' seconds against seconds of this request's first token.
+    """Weights of other requests' seconds against seconds of this request's TTFT.
 
-    Found in the league by search over three traces, both regimes and three loads;
-    the optimum is flat. Those of KV were looked at on the profile `foreign` only.
-
-    `harm`: per stream and second of stall; `decode`: per second of an output
-    of mean length; `arrivals`: per second that a later request waits; `next_turn`: per second
-    of the wait that D's busy ratio predicts; `displaced`: per second of computation that is needed
-    again; `spread`: per second of prefill in a full cache; `turns`: number of later turns for which
-    a session's place counts; `room`: prefills of TYPICAL tokens, for a cache fully in use.
+    Found by a search in the league over three traces, both regimes and three loads; the optimum is
+    flat. Those of KV were checked on the profile `foreign` only.
     """
 
     harm: float = 0.12
+    """Per stream and second of stall."""
     decode: float = 0.03
+    """Per second of an output of mean length."""
     arrivals: float = 1.0
+    """Per second that a later request waits."""
     next_turn: float = 0.5
+    """Per second of the wait that D's busy ratio predicts."""
     displaced: float = 1.0
+    """Per second of computation that is needed again."""
     spread: float = 1.0
+    """Per second of prefill in a full cache."""
     turns: float = 6.0
+    """Number of later turns for which a session's place counts."""
     room: float = 1.2
+    """Prefills of TYPICAL tokens, for a cache fully in use."""
 
 
 WEIGHTS = Weights()

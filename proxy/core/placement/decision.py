@@ -198,11 +198,10 @@ class PlacementView:
 
     `prefill_only`, `decode_only`: instances that may be P of an offload, or D of one, and no more:
     they are past a busy threshold of the other role. `busy_peers`: those that may not be P for a
-    busy threshold.
-    `home` is the name of the session's instance, which need not be among the free ones;
-    `up_loads` gives those of all instances that are up, busy ones included; `latency`: the learned
-    times, read only; `transfers`: what the KV connector allows; `slo_pressure`: the price
-    of running streams' time (core.latency.slo_pressure); `session_kv`: None where nothing is known.
+    busy threshold. `home`: name of the session's instance, free or not. `up_loads`: loads of all
+    instances that are up, busy ones included. `latency`: the learned times, read only. `transfers`:
+    limits of the KV connector. `slo_pressure`: price of running streams' time
+    (core.latency.slo_pressure). `session_kv`: None if unknown.
     """
 
     config: RouterConfig

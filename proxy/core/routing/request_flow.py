@@ -19,8 +19,8 @@ lease, sessions, prefixes and learned times in step; a driver calls the flow onl
     ANSWERED, STREAMING ──▶ MOVING ──▶ ANSWERED
 
 A client may leave at any time. A leg of an offload that is cut then may leave KV pinned on P for
-minutes, so each of them is left with care: P's connection is half-closed, and what P still answers
-is released; D goes on fetching until it has begun (LEFT).
+minutes. So P's connection is half-closed, and the KV of a later answer is released. D continues to
+fetch until it has begun (LEFT).
 
 A stream whose instance is lost, or is to be left, goes on elsewhere behind the tokens that its
 client has (MOVING), as often as `LegCaps.moves` allows. One that is to be left stands still for

@@ -1,10 +1,9 @@
 """A client's connection: aiohttp's, with stricter checks, header timeouts and a pipeline limit.
 
-aiohttp parses. This module refuses what aiohttp would accept or wait for: a request line, version,
-target, method or Host that no server behind may see; a connection on which nothing comes; an
-incomplete head; a body whose framing breaks while a handler waits for it; too many requests at
-once. Error answers are fixed texts, since aiohttp's own quote the offending line, which may be a
-key.
+aiohttp parses. This module refuses requests that aiohttp would accept or wait for. These are a bad
+request line, version, target, method or Host; a silent connection; an incomplete head; a body whose
+framing breaks while a handler waits; too many requests at once. Error answers are fixed texts,
+since aiohttp's own quote the offending line, which may be a key.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Which streams may go on elsewhere when their instance is lost, by the fields of their request.
 
 A stream goes on as a completion whose prompt is that of the request with the tokens behind it that
-the client has. Whatever an engine keeps beside tokens (a grammar's state, random numbers, counts of
-what was generated) begins anew there, so a request that uses it is not moved: `UNLESS` names the
-field, the reason, and the values with which it does no harm.
+the client has. State that an engine keeps beside tokens (a grammar, random numbers, counts of
+generated tokens) is lost, so a request that uses it does not migrate. `UNLESS` names the field, the
+reason, and its harmless values.
 """
 
 from __future__ import annotations

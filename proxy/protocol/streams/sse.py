@@ -305,9 +305,9 @@ def _last_usage(seen: bytes | bytearray, end: int) -> int:
 def usage_member(seen: bytes | bytearray, opening: bytes = b"{") -> bytes | None:
     """The JSON object of `usage` and what follows it in the last event, or in a whole answer.
 
-    `opening`: what stands for all that is in front of it. The result is valid JSON only where
-    `usage` is as deep as that says, by default a member of the event or answer itself: one further
-    in is followed by more closing brackets, one in an earlier event by other events.
+    `opening`: what stands for all that is in front of it. The result is valid JSON only if `usage`
+    is at that depth, by default a member of the event or answer itself. A deeper one is followed by
+    more closing brackets, one in an earlier event by other events.
     """
     begin = end = len(seen)
     while end > 0:

@@ -97,7 +97,7 @@ class _Passed:
 class Trail:
     """What a stream's client has, in tokens. `why`: it cannot go on elsewhere, None while it can.
 
-    `prompt`, `_ids`: token ids, parted by commas. `head`: the first event as far as its
+    `prompt`, `_ids`: token ids, separated by commas. `head`: the first event as far as its
     choices, with the stream's own id. `most_tokens`: of prompt and output; None: no limit.
     `tenant`: whose stream it is.
     """

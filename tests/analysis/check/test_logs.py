@@ -41,8 +41,8 @@ def test_a_bad_record_is_one_line(tmp_path, capsys, change, words):
     ("name", "change", "words"),
     [
         ("requests.jsonl", lambda row: row.update(outcome="timeout"), "1 of 20 requests are not"),
-        ("proxy.jsonl", lambda row: row.update(t_done=None), "1 of 20 requests are not in it"),
-        ("proxy.jsonl", lambda row: row.pop("fallback"), "1 of 20 requests are not in it"),
+        ("proxy.jsonl", lambda row: row.update(t_done=None), "1 of 20 requests are missing"),
+        ("proxy.jsonl", lambda row: row.pop("fallback"), "1 of 20 requests are missing"),
         ("proxy.jsonl", lambda row: row.update(decode_instance="x"), "run.json does not know"),
     ],
 )

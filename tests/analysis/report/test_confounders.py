@@ -64,7 +64,7 @@ def test_what_differs_is_named(changed, kind, told):
 def test_either_run_whose_engines_knew_its_text_is_refused():
     warm, cold = (run(row("a", cached_tokens=n), **BASE) for n in (100, 40))
     for pair in ((warm, cold), (cold, warm), (warm, warm)):
-        assert "knew this text" in confounders(*pair, names=("x", "y"))["text"][0]
+        assert "had cached this text" in confounders(*pair, names=("x", "y"))["text"][0]
     assert confounders(cold, cold) == {}
 
 
@@ -97,7 +97,7 @@ def test_a_difference_can_be_allowed_by_its_name(tmp_path, capsys):
     b = folder(tmp_path / "b", row("x", cached_tokens=100))
     assert main(["compare", str(a), str(b)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"analyze: no pair: {b}: these engines knew this text")
+    assert error.startswith(f"analyze: no pair: {b}: these engines had cached this text")
     assert error.endswith("(--allow text compares all the same)\n")
     assert main(["compare", str(a), str(b), "--allow", "text"]) == 0
     with pytest.raises(SystemExit) as end:

@@ -84,7 +84,7 @@ def test_classes_and_reasons_come_from_rows():
         ([row("a", sent_s=0.9)], {}, "schedule lag p99 0.900 s"),
         ([row("a")], {"interrupted": True}, "interrupted after 1 of 4 requests"),
         ([row("a", completion_tokens=None)], {}, "1 answers without usage"),
-        ([row("a", completion_tokens=2)], {}, "1 answers of another length"),
+        ([row("a", completion_tokens=2)], {}, "1 answers whose length is not the"),
         ([row("a", prompt_tokens=174)], {}, "the server counts 1.74 tokens"),
         ([row("a")], {"proxy_log_missing": 2}, "2 requests are not in the proxy's log"),
         ([row("a")], {"proxy_log_problem": "it is gone"}, "it is gone"),

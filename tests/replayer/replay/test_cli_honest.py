@@ -14,7 +14,7 @@ from tests.support.replays import run, session
 from tests.support.serving_thread import in_thread
 from tests.support.sse_server import Engine, serving
 
-KNEW = "these engines knew this text"
+KNEW = "these engines had cached this text"
 
 
 def written(path, rows):
