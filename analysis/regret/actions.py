@@ -18,12 +18,14 @@ class Action:
     def kind(self, home: str | None) -> str:
         """The action's name, seen from the session's home (None for a first turn).
 
-        place            a first turn, computed where it decodes
-        colocate         computed at home
-        rehome           computed elsewhere, and the session moves
-        offload          a P hands over to home, or to a first turn's D
-        pull             home hands over, and the session moves
-        offload-rehome   neither P nor D is home
+        The kinds are:
+
+            place            a first turn, computed where it decodes
+            colocate         computed at home
+            rehome           computed elsewhere, and the session moves
+            offload          a P hands over to home, or to a first turn's D
+            pull             home hands over, and the session moves
+            offload-rehome   neither P nor D is home
         """
         if self.prefill is None:
             if home is None:

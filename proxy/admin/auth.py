@@ -144,7 +144,7 @@ class BodyError(Exception):
 async def small_object(request: web.Request, seconds: float) -> dict[str, object]:
     """The JSON object of a body of at most `BODY_BYTES`; raises BodyError.
 
-    The content type must be JSON: a browser sends it to another site only after a preflight
+    The content type must be JSON. A browser sends it to another site only after a preflight
     request, so a web page cannot make an operator's browser send a valid request.
     """
     if request.content_type != "application/json":

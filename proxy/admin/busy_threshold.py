@@ -1,9 +1,9 @@
 """GET, POST and DELETE /busy_threshold: read and change the gate's limits at run time.
 
-Requests and answers are NVIDIA Dynamo's, so existing scripts work: a value that is null or omitted
-is kept, a POST without any value reads, names of models are compared without regard to case, and an
-error is a string. Added are `unset`, `dry_run`, the model `*` for all models, and DELETE. Answers
-have the limits in force, with what a model takes over from its base model or from `*`.
+Requests and answers are NVIDIA Dynamo's, so existing scripts work. A null or omitted value is kept;
+a POST without any value reads. Model names are compared without case, and an error is a string.
+Added are `unset`, `dry_run`, the model `*` for all models, and DELETE. Answers have the limits in
+force, with what a model takes over from its base model or from `*`.
 """
 
 from __future__ import annotations

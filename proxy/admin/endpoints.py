@@ -120,7 +120,7 @@ class HealthPaths:
         return "degraded" if is_out or self._overload.warning is not None else "ok"
 
     def _warnings(self) -> list[tuple[str, float]]:
-        """What an operator should know of the proxy as a whole, and since when, unix seconds."""
+        """Warnings on the proxy as a whole, with their start in unix seconds."""
         unix, last_reload = self._instances.clock.unix, self._last_reload()
         of_load = (self._overload.warning, self._instances.fleet_warning)
         found = [(text, unix(since_s)) for text, since_s in filter(None, of_load)]
@@ -264,7 +264,7 @@ class FleetPaths:
     async def remove_instance(self, request: web.Request) -> web.Response:
         """Remove an instance at once, or with ?drain=true when its last request is over.
 
-        With &mode=migrate its streams go on elsewhere, as far as they may.
+        With &mode=migrate its streams migrate if they can.
         """
         name = request.match_info["name"]
         member = self._router.fleet.get(name)
@@ -397,7 +397,7 @@ def _auth(request: web.Request) -> bytes:
 
 
 def _heat(status: HeatStatus) -> dict[str, object]:
-    """What thermal control, or an operator's order, allows an instance."""
+    """Limits of an instance by thermal control or an operator's order."""
     return {
         "state": status.state,
         "headroom_celsius": status.headroom_celsius,

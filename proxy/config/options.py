@@ -805,7 +805,7 @@ class Settings(Model):
             raise OptionError("instances", f"{own.name!r} is where this proxy listens (--port)")
 
     def _check_logs(self) -> None:
-        """Two logs in one file would cut each other's lines."""
+        """Raise OptionError if two logs share a file: they would cut each other's lines."""
         if self.access_log == "off":
             if self.access_log_file is not None:
                 raise _pair("access_log_file", "has no effect with", "access_log")
@@ -814,11 +814,11 @@ class Settings(Model):
 
     @property
     def access_log_at(self) -> Path | None:
-        """Where the access log goes: a file, `-` for stdout; None: it is off."""
+        """Target of the access log: a file, `-` for stdout; None: off."""
         return None if self.access_log == "off" else self.access_log_file or Path("-")
 
     def _check_heat(self) -> None:
-        """What ends users' requests needs to be asked for, by somebody who may."""
+        """Raise OptionError if options of thermal control lack the options that they need."""
         if self.enable_admin_api and self.admin_port is None:
             raise _pair("enable_admin_api", "has no effect with", "admin_port")
         if self.enable_admin_api and not (self.admin_token or self.tls_client_ca):
@@ -836,7 +836,7 @@ class Settings(Model):
                 raise OptionError("instances", str(error)) from error
 
     def check_instance(self, spec: InstanceSpec) -> None:
-        """Raise ValueError if an instance's entry is of no use with these options."""
+        """Raise ValueError if an instance's entry has no effect with these options."""
         if spec.thermal is not None and not self.limits_heat:
             of_no_use = "has no effect without --thermal or --enable-admin-api"
             raise ValueError(f"{spec.name!r}: ;thermal={spec.thermal} {of_no_use}")

@@ -130,7 +130,7 @@ def key_of(entry: str) -> str:
 
 
 def digest(key: bytes) -> bytes:
-    """What is kept of a key. The time of a look-up does not show how near a guess was."""
+    """The stored form of a key. The time of a look-up does not show how near a guess was."""
     return sha256(key).digest()
 
 

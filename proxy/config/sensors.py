@@ -1,4 +1,4 @@
-"""What reads the GPUs of an instance: the parts `;gpus=` and `;SENSOR=` of its entry, one grammar.
+"""GPU sensors of an instance: the grammar of `;gpus=` and `;SENSOR=` in its entry.
 
 `;gpus=0-3` says which GPUs are the instance's, `;dcgm=9400` what reads them. Lists are joined by
 `+`, since a comma ends the instance. A GPU's name is `host:index`. Text is parsed to a value or a
@@ -75,7 +75,7 @@ def gpu_ranges(text: str) -> tuple[GpuRange, ...]:
 
 @dataclass(frozen=True, slots=True)
 class JsonFields:
-    """Where figures are in a JSON document: a pointer (RFC 6901) each, `*` for every member.
+    """Places of figures in a JSON document: a pointer (RFC 6901) each, `*` for every member.
 
     `first`: the index of the first GPU that a pointer leads to.
     """

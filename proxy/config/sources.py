@@ -70,7 +70,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What an option has beside its type.
+    """The declaration of an option, beside its type.
 
     `topic` is the option's group in help and documentation. `allowed` replaces the range that is
     derived from the type. `reloadable`: the option is read anew for each request or probe, or can

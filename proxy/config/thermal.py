@@ -1,8 +1,8 @@
 """The file of `--thermal`: how temperatures are held, and an operator's own policy by its name.
 
 A policy is a class with the methods of the founding document on thermal batching
-(`get_max_running_seqs`, `select_victims`, `on_temp_reading`); an installed package names it under
-the entry point group `cache_proxy.thermal_policies`, the file by the key `policy`.
+(`get_max_running_seqs`, `select_victims`, `on_temp_reading`). An installed package declares it in
+the entry point group `cache_proxy.thermal_policies`; the file names it by the key `policy`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ThermalPlan:
-    """What the file says. `make_policy`: an operator's own policy, one per instance; None: none."""
+    """The contents of the file; `make_policy`: an operator's own policy, one per instance."""
 
     options: ThermalOptions
     make_policy: Callable[[], OperatorPolicy] | None = None

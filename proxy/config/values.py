@@ -21,7 +21,7 @@ INSTANCE_FORM = (
     ";thermal=plugin; in quotes in a shell"
 )
 THERMAL = ("plugin",)
-"""Who keeps an instance's cap while it is hot, where that is not the proxy."""
+"""Enforcers of a hot instance's cap, other than the proxy."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _NAMED = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<address>.*)")
 # A fixed form instead of urlsplit: path, query and userinfo are refused, not dropped.
@@ -44,11 +44,11 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"[^:]+:[0-9]+:[0-9]+"), "the bootstrap port goes after ;bootstrap="),
     (re.compile(r".*@.*"), "no user or password; --instance-api-key has the servers' key"),
 )
-"""What a text that is no address may have been meant as, by its form: the first that matches."""
+"""Hints for a text that is not an address, by its form; the first match counts."""
 _PARTS = ("bootstrap", "gpus", "thermal", *FORMS)
-"""What may stand behind an instance's address, each after a semicolon."""
+"""Parts after an instance's address, each after a semicolon."""
 _GPU_BEHIND = re.compile(r"([A-Za-z0-9._-]+:)?[0-9]{1,3}(-[0-9]{1,3})?(;|$)")
-"""Matches what stands behind a comma where GPUs were joined by one."""
+"""Matches the text after a comma that joined GPUs."""
 USERINFO = re.compile(r"[^\s'\",;/]+@")
 """Matches the user part of an address: passwords are hidden from terminals, logs and answers."""
 _PATH = re.compile(r"/[!-~]+")
@@ -187,7 +187,7 @@ class TenantWeight:
 
 @dataclass(frozen=True, slots=True)
 class EventsAt:
-    """Where engines publish their KV events, by the option; of rank 0.
+    """Address of the engines' KV events by the option; of rank 0.
 
     `host`: `{host}` for the instance's own. `port`, `replay_port`: as the option has them; the
     second is None where events that were missed cannot be asked for.
@@ -347,7 +347,7 @@ def _address(text: str) -> tuple[str | None, str, int]:
 
 
 def _parts(extras: list[str], instance_host: str) -> tuple[dict[str, str], tuple[SensorAt, ...]]:
-    """What follows an instance's address: what may be given once, by name; and its sensors."""
+    """The parts after an instance's address: single ones by name, and its sensors."""
     once: dict[str, str] = {}
     sensors: list[SensorAt] = []
     for part in extras:

@@ -1,13 +1,13 @@
-"""What is known of each instance, in one object per incarnation: to forget it is to drop it.
+"""The state of each instance, in one object per incarnation: dropping it forgets everything.
 
-Code that still holds a dropped state, or a part of it, writes into the void: a request that ends
-later, or a report of a process that is gone, never reaches the process that has the name now. So
-nothing compares incarnations by number.
+Code that still holds a dropped state, or a part of it, writes into the void. So a request that ends
+later, or a report of a gone process, never reaches the process that has the name now. So nothing
+compares incarnations by number.
 
 Two tables are over all instances, and are told of a dropped state (`on_dropped`): the prefix index,
-whose masks hold a bit of each instance, and the transfer times of pairs. What is known of an
-address rather than of a process is not here but in the fleet's `Member`: whether it may be chosen
-(core.fleet.health), which has to outlive the process in order to damp one that comes and goes.
+whose masks hold a bit of each instance, and the transfer times of pairs. State of an address rather
+than of a process is in the fleet's `Member`: its health (core.fleet.health) outlives the process,
+to damp one that comes and goes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from proxy.core.lease import Account
 class InstanceState:
     """One incarnation of one instance. `account`: what requests charge it.
 
-    `kv_tokens`: the size of its KV cache, `kv_used_ratio`: the part in use on the data-parallel
-    rank with the most room, None while unknown; `ranks`: how many ranks share the cache; all as its
+    `kv_tokens`: size of its KV cache. `kv_used_ratio`: share in use on the data-parallel rank with
+    the most room, None while unknown. `ranks`: number of ranks that share the cache. All as its
     engine reported at `reported_s`. `assumed_kv_tokens`: the size that decisions go by
-    (`InstanceStates.assume_sizes`). `start_s`: when its process started, unix seconds,
-    where its metrics tell. `bytes_per_token`: of prompts, by model, and `tokens_per_event`: of
-    output, both as its usage says. `released`: what ending streams gave back. `cooldown_until_s`:
-    its engine has said that it is at capacity. `unreleased`: until when broken hand-overs may have
-    left how many tokens pinned. `cache`: what it is believed to hold. `times`: how long it takes
-    and what is reserved on it, None until `Latency` is asked for it.
+    (`InstanceStates.assume_sizes`). `start_s`: when its process started, unix seconds, where its
+    metrics tell. `bytes_per_token`: of prompts, by model, and `tokens_per_event`: of output, both
+    as its usage says. `released`: what ending streams gave back. `cooldown_until_s`: its engine has
+    said that it is at capacity. `unreleased`: until when broken hand-overs may have left how many
+    tokens pinned. `cache`: what it is believed to hold. `times`: how long it takes and what is
+    reserved on it, None until `Latency` is asked for it.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class InstanceState:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether this is the void: what is written here reaches nobody."""
+        """Whether this is the void, whose content is never read."""
         return self.cache.is_lost
 
 
@@ -114,7 +114,7 @@ class InstanceStates(TimesByName):
         return state
 
     def leave_void(self, name: str) -> InstanceState:
-        """Nobody listens there: the state is dropped, and a void is in its place until the next.
+        """Drop the state of an instance where no server listens; a void replaces it until the next.
 
         Its account goes on, since its requests may not be over.
         """
@@ -141,8 +141,8 @@ class InstanceStates(TimesByName):
     def assume_sizes(self) -> None:
         """Take each KV cache to be as large as reported or learned, or else as the largest other.
 
-        While no size is known, no cache is taken to be full and none to have room: an unknown size
-        that counted as room would draw all long prompts to the instance that nothing is known of.
+        While no size is known, no cache counts as full and none as having room. An unknown size
+        that counted as room would draw all long prompts to an unknown instance.
         """
         sizes = [state.kv_tokens or state.cache.learned_tokens for state in self]
         largest = max([size for size in sizes if size is not None], default=None)
@@ -156,7 +156,7 @@ class InstanceStates(TimesByName):
         return self._states.get(name)
 
     def of(self, name: str) -> InstanceState:
-        """The state of an instance; of one that is not there, the void."""
+        """The state of an instance, or the void if it is absent."""
         return self._states.get(name) or _void(name)
 
     def times_of(self, name: str) -> Times | None:

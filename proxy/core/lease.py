@@ -1,4 +1,4 @@
-"""What one request is charged: a lease holds a tuple of charges, each on an instance's account.
+"""Leases: the charges of one request, each on an instance's account.
 
 Every change of phase replaces that tuple: the old charges are taken back, the new ones made, in one
 step. Nothing else writes a counter. Counters are never clamped, since a clamp would hide a leak.

@@ -231,7 +231,7 @@ class FleetCollector(Collector):
         return family
 
     def _thresholds(self) -> Metric:
-        """What is set, also for models that take it over: so that it can be drawn beside loads."""
+        """Thresholds in force, also of models that inherit them, to draw beside loads."""
         text = "Limit in force: share of KV blocks, or prefill tokens of one data-parallel rank"
         family = _gauge("busy_threshold", text, "check", "model")
         gate = self._router.gate
@@ -241,7 +241,7 @@ class FleetCollector(Collector):
         return family
 
     def _compared(self, loads: dict[str, Load]) -> Iterator[Metric]:
-        """What the thresholds are compared with, whether or not they are set."""
+        """The values that the thresholds are compared with, set or not."""
         gate = self._router.gate
         text = (
             "Share of KV blocks in use, compared with the threshold: own count, or least used rank"
@@ -263,7 +263,7 @@ class FleetCollector(Collector):
         yield from (ratios, sizes, ranks, without)
 
     def _engine(self, names: list[str]) -> Iterator[Metric]:
-        """What the engines report; a counter starts at 0 again where its engine does."""
+        """The engines' reports; a counter restarts at 0 with its engine."""
         reports = [(name, self._stats[name]) for name in names if name in self._stats]
         for rows, make in ((_ENGINE_GAUGES, _gauge), (_ENGINE_COUNTERS, _counter)):
             for name, text, read in rows:
@@ -288,7 +288,7 @@ class FleetCollector(Collector):
         return family
 
     def _published(self) -> Iterator[Metric]:
-        """What the engines' KV events tell, of the instances whose events are followed."""
+        """The engines' KV events, of the instances whose events are followed."""
         rows = [
             ([name, str(rank)], blocks)
             for name, ranks in self._router.published.all().items()
@@ -323,7 +323,7 @@ class FleetCollector(Collector):
 
 
 def _thermal(heat: FleetControl, loads: dict[str, Load]) -> Iterator[Metric]:
-    """What thermal control knows of each instance, and allows it."""
+    """Gauges of thermal control, per instance."""
     state = _gauge(
         "thermal_state", "1 for the current state of thermal control", "upstream", "state"
     )

@@ -24,7 +24,7 @@ _WORDS = {
     Change.GONE: "down",
 }
 _LATE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE})
-"""Failures of a probe that an instance which serves may have: it, or the way to it, is slow."""
+"""Probe failures that a serving instance may have: it, or the network, is slow."""
 _CARD = (LENGTH, "root")
 """Members of a model's card that should be alike on all instances."""
 _EACH_ITSELF = "the proxy cannot see which engine has cached what; give each engine as an instance"
@@ -221,7 +221,7 @@ class Instances:
             self.warn(name, "model cards", text if differing else None)
 
     def use_bootstrap(self, upstream: Upstream, url: str) -> None:
-        """Offload to an instance from now on: a bootstrap server was found."""
+        """Allow offloads to an instance: a bootstrap server was found."""
         name = upstream.instance.name
         if self.by_name.get(name) is upstream:
             self.router.use_bootstrap(upstream.use_bootstrap(url))
@@ -293,7 +293,7 @@ class Instances:
     def trial_ended(
         self, name: str, failure: UpstreamFailure | None, *, is_blind: bool = False
     ) -> None:
-        """A trial ended: the proxy's own request to an instance that is not trusted.
+        """Note the end of a trial: the proxy's own request to a doubted instance.
 
         `is_blind`: with an answer that tells nothing.
         """
@@ -323,7 +323,7 @@ class Instances:
         self.warn(name, "start times", text if events.are_several(name, now_s) else None)
 
     def rests(self, name: str, rest: State | None) -> None:
-        """Its engine says that it sleeps, or is paused, or neither."""
+        """Note that its engine is asleep, paused, or neither."""
         if self.router.rests(name, rest, self.clock.now_s()):
             _log.info("instance %s %s", name, _RESTS[rest] if rest else "is awake again")
             self._note_fleet()
@@ -379,7 +379,7 @@ class Instances:
 
     @property
     def fleet_warning(self) -> tuple[str, float] | None:
-        """What keeps the fleet from serving normally, and since when; None: nothing."""
+        """The fault that keeps the fleet from serving normally, and its start; None without one."""
         return None if self._fleet_text == _FINE else (self._fleet_text, self._fleet_since_s)
 
     @property

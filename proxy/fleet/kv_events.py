@@ -80,7 +80,7 @@ _LOST = (OSError, RuntimeError, TimeoutError, ZmtpError, UpstreamFailure, Source
 
 
 class _Feed:
-    """What is known of one rank's batches. `last`: number of the last one, -1 before the first.
+    """The state of one rank's batches. `last`: number of the last one, -1 before the first.
 
     `mark`: a digest of that batch. `heard`: the last number on this connection.
     """
@@ -108,7 +108,7 @@ class _Feed:
 
 
 class _OfInstance:
-    """What the ranks of one instance share: where their events are, and their time.
+    """State that the ranks of one instance share: their events' address, and their time.
 
     `ask`: asks the engine for the sources; one question is for all ranks. `decoding`: only one of
     them decodes, or rests, at a time.
@@ -147,7 +147,7 @@ class _OfInstance:
 
 
 def _again(failure: UpstreamFailure | SourcesError) -> UpstreamFailure | SourcesError:
-    """The same failure, without its frames."""
+    """A copy of the failure without its frames."""
     return failure.again() if isinstance(failure, UpstreamFailure) else SourcesError(str(failure))
 
 
@@ -474,7 +474,7 @@ async def _apply(blocks: PublishedBlocks, batch: Batch) -> None:
 
 
 def _blocks(event: CacheEvent) -> int:
-    """How many blocks an event is about; one at least, as each takes time."""
+    """Number of blocks of an event; at least one, since each takes time."""
     return 1 if isinstance(event, Cleared) else max(1, len(event.hashes))
 
 

@@ -210,7 +210,7 @@ class Probes:
         self._instances.note_models(name, models, self._options.settings.model)
 
     def _key_refused(self, upstream: Upstream, why: str) -> None:
-        """It refuses the proxy's own key at /v1/models: a trial has to say what that means.
+        """Note that it refuses the proxy's own key at /v1/models: a trial decides.
 
         Only once, as it may serve all the same; it is asked again at each probe.
         """
@@ -364,7 +364,7 @@ class Probes:
         return self._instances.get(peers[0].instance.name) if peers else None
 
     async def _tried(self, upstream: Upstream, model: str) -> UpstreamFailure | None:
-        """How a one-token request failed on an instance, or what its answer is; None: it served."""
+        """The failure of a one-token request on an instance; None: it succeeded."""
         body = orjson.dumps({"model": model, "prompt": "1", "max_tokens": 1})
         auth = self._instances.connect_options.auth
         try:

@@ -35,7 +35,7 @@ _MEANS = {
 
 @dataclass(frozen=True, slots=True)
 class CapSet:
-    """What an instance's engines keep from now on, or why the cap could not be set.
+    """The cap that an instance's engines enforce from now on, or the reason for none.
 
     `limit`: the cap in force, `running`: requests that run as it is set; both over all of the
     instance's data-parallel engines. `error`: one line, with the instance's name.
@@ -109,7 +109,7 @@ class _RefusedError(Exception):
 
 
 def _engines(raw: bytes) -> list[tuple[int, int]] | None:
-    """What each engine tells; None where it is not what the plugin answers."""
+    """Each engine's answer; None if it is not the plugin's."""
     try:
         found = [(entry["limit"], entry["running"]) for entry in read_json(raw)]
     except (ValueError, TypeError, KeyError):

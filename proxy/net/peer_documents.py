@@ -53,7 +53,7 @@ def wanted_lines(exposition: bytes, names: tuple[bytes, ...]) -> list[bytes]:
 
 
 async def parsed(parse: Callable[[bytes], T], exposition: bytes) -> T:
-    """What is parsed of lines of metrics, in a thread where they are many."""
+    """Parse lines of metrics, in a thread if they are many."""
     if len(exposition) <= LOOP_BYTES:
         return parse(exposition)
     return await asyncio.to_thread(parse, exposition)

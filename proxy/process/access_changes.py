@@ -1,4 +1,4 @@
-"""What other options change about who may do what: nothing is opened by them, and it is said.
+"""Changes of access by a reload: it opens nothing, and logs every change.
 
 A file that was cut reads like a shorter one, and a line that is missing means the default, which
 is open for most of what closes. So options that are read while the process serves open nothing
@@ -75,7 +75,7 @@ def _refuse_parts(name: str, old: list[str], new: list[str]) -> None:
 
 
 def changes(old: Settings, new: Settings) -> list[str]:
-    """What changes about who may do what, in words, without a secret."""
+    """Changes of access in words, without a secret."""
     found = list(_of_keys(old, new))
     for name in (*SECRETS, *FILES):
         before, now = getattr(old, name), getattr(new, name)
@@ -90,7 +90,7 @@ def changes(old: Settings, new: Settings) -> list[str]:
 
 
 def _of_keys(old: Settings, new: Settings) -> Iterator[str]:
-    """What changes about clients' keys, by tenant."""
+    """Changes of clients' keys, by tenant."""
     before, now = _tenants(old), _tenants(new)
     if before == now:
         return

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Runs(Protocol):
-    """Something that runs until it is cancelled."""
+    """A task that runs until it is cancelled."""
 
     async def run(self) -> None:
         """Run until cancelled."""

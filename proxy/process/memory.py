@@ -70,7 +70,7 @@ collections that they took 1.6 % of the CPU time."""
 
 
 def keep_big_blocks() -> None:
-    """Have glibc reuse a prompt's buffers instead of returning them to the kernel each time.
+    """Make glibc reuse a prompt's buffers instead of returning them to the kernel each time.
 
     By default every body above 128 KiB costs a mapping and a page fault per 4 KiB, several times
     over, and above 32 MiB whatever the threshold is; so no block gets a mapping of its own. All

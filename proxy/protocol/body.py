@@ -234,7 +234,7 @@ def members(body: bytes) -> Iterator[Span]:
 
 
 def _end_of_nest(body: bytes, at: int) -> int:
-    """Where the array or object ends that begins at `at`."""
+    """End of the array or object that begins at `at`."""
     next_bracket, depth = _TO_BRACKET.match, 0
     while found := next_bracket(body, at):
         at = found.end()

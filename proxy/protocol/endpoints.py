@@ -13,7 +13,7 @@ from enum import Enum, StrEnum
 
 
 class Dialect(StrEnum):
-    """Which API a path belongs to: the form of its errors, token counts and streams."""
+    """The API of a path: the form of its errors, token counts and streams."""
 
     OPENAI = "openai"
     """OpenAI's errors; a stream's events, if there is one, are of a kind that is not known."""
@@ -61,11 +61,11 @@ class Salting(Enum):
 class Endpoint:
     """One API path.
 
-    `use`: what clients want of it, which is why it is relayed. `methods`: those that it has.
-    `is_counted`: metrics count it under its own label. `offloadable`: it takes a JSON object, and
-    two instances may serve it, one for the prompt and one for the answer. `salting`: what a
-    tenant's salt does there. `teaches`: each of its requests is a prompt and its answer, so that
-    the engine's token counts are those of what the proxy saw.
+    `use`: its purpose for clients. `methods`: its HTTP methods. `is_counted`: metrics count it
+    under its own label. `offloadable`: it takes a JSON object, and two instances may serve it, one
+    for the prompt and one for the answer. `salting`: the effect of a tenant's salt. `teaches`: a
+    request is one prompt and its answer, so the engine's token counts match the bytes that the
+    proxy saw.
     """
 
     path: str

@@ -70,7 +70,7 @@ class Task:
 
     `endpoint`: the path it was sent to. `is_object`: whether anything but a JSON object is refused.
     `salt`: the tenant's `cache_salt`, which replaces the body's own; None: it has none. `plans`:
-    whether its stream may go on elsewhere, and how, is wanted too.
+    whether its stream may migrate, and how, is wanted too.
     """
 
     __slots__ = ("endpoint", "is_object", "plans", "raw", "salt")
@@ -92,12 +92,13 @@ class Task:
 
 
 class Examined:
-    """What is kept of a body.
+    """The part of a body that is kept.
 
     `fields`: of its top-level fields those of `READ`, but arrays and objects; texts are cut.
     `session`: the names that it gives its session. `put` and `drop`: top-level fields that have to
     be set, as JSON, and removed before an instance gets it. `spans`: where its members are, if that
-    is known. `plan`: how its stream may go on elsewhere, or why it may not; None where nobody asks.
+    is known. `plan`: the migration plan of its stream, or the reason for none; None if not asked
+    for.
     """
 
     __slots__ = ("drop", "fields", "plan", "prompt", "put", "session", "spans")

@@ -88,7 +88,7 @@ def forwarded(
 
 
 def credentials(lines: bytes) -> bytes:
-    """Those of these header lines that have a key for an instance."""
+    """The header lines that carry a key for an instance."""
     return b"".join(
         line
         for line in lines.splitlines(keepends=True)
@@ -104,7 +104,7 @@ def _goes_on(name: bytes) -> bool:
 
 
 def with_request_id(headers: bytes, request_id: str) -> bytes:
-    """The same lines with another request id: legs and retries must not share one."""
+    """The header lines with another request id: legs and retries must not share one."""
     return b"X-Request-Id: %b" % request_id.encode() + headers[headers.index(b"\r\n") :]
 
 

@@ -1,4 +1,4 @@
-"""Which requests two legs may serve, and vLLM's reading of flags and numbers in a body.
+"""Offloadable requests, and vLLM's reading of flags and numbers in a body.
 
 The prefill leg drops or replaces fields (`prefill_edits`), so P never judges those. A D that
 refuses one of them refuses while it parses the body, before it looks at `kv_transfer_params`: it

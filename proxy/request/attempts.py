@@ -79,7 +79,7 @@ REFUSAL_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LegOwners:
-    """What the legs of all requests share."""
+    """The parts that the legs of all requests share."""
 
     clock: Clock
     options: OptionsInForce
@@ -108,7 +108,7 @@ class PrefillFailed:
 
 
 def _left_by_cut(replies: list[UpstreamResponse]) -> LeftKv:
-    """What an answer that was cut has left on P, which sends its head when the KV is computed."""
+    """KV that a cut answer left on P; P sends its head when the KV is computed."""
     is_answered = bool(replies) and replies[-1].status == HTTPStatus.OK
     return LeftKv.UNNAMED if is_answered else LeftKv.NONE
 
@@ -207,7 +207,7 @@ class Attempts:
         return self._flow.asks_about(self.failure(why), self._owners.clock.now_s())
 
     async def _after(self, failure: UpstreamFailure) -> list[Action]:
-        """What comes after a failed decode leg, pauses included."""
+        """Events after a failed decode leg, pauses included."""
         flow, clock = self._flow, self._owners.clock
         note_failure(self._record, self._record.decode_instance, str(failure))
         if failure.kind is FailureKind.REDIRECT:
@@ -222,7 +222,7 @@ class Attempts:
         return actions
 
     async def decode(self, out: Outgoing, leg: SendDecode | SendHedge) -> UpstreamResponse:
-        """Ask D, and wait for its first event; raises UpstreamFailure."""
+        """Send D's leg and wait for its first event; raises UpstreamFailure."""
         owners, record, name = self._owners, self._record, leg.instance.name
         source = leg.fetch_from if isinstance(leg, SendDecode) else None
         edits = self._edits if source is not None else None
@@ -250,7 +250,7 @@ class Attempts:
     async def _decode_with(
         self, out: Outgoing, name: str, edits: Edits, source: str, limit: FirstEventLimit
     ) -> UpstreamResponse:
-        """Have D answer with the KV that P, `source`, has computed."""
+        """Send D's leg with the KV of P, `source`."""
         owners = self._owners
         p = owners.instances.get(source)
         if not owners.options.connector.pins:
@@ -260,7 +260,7 @@ class Attempts:
     async def _fetching(
         self, out: Outgoing, name: str, edits: Edits, p: Upstream | None, limit: FirstEventLimit
     ) -> UpstreamResponse:
-        """Have D fetch P's KV, in a leg that may outlive the request."""
+        """Send D's leg that fetches P's KV; it may outlive the request."""
         owners, flow = self._owners, self._flow
         replies: list[UpstreamResponse] = []
 
@@ -284,7 +284,7 @@ class Attempts:
         return await owners.detached.keep(DetachedLeg(run, on_left, unwanted))
 
     async def prefill(self, out: Outgoing, leg: SendPrefill) -> Edits | PrefillFailed:
-        """Have P compute the prompt, in a leg that may outlive the request."""
+        """Send the prefill leg to P; it may outlive the request."""
         owners, flow, limit = self._owners, self._flow, leg.limit
         leg_id = f"{self._record.request_id}-p"
         self._key = credentials(out.headers)
@@ -384,7 +384,7 @@ class Attempts:
             self._answered(answer, why)
 
     def _answered(self, answer: UpstreamResponse, why: UpstreamFailure | None) -> None:
-        """An answer is to be passed on; `why` it serves nobody."""
+        """Pass an answer on; `why`: the reason that it is hollow."""
         self.hollow, now_s = why, self._owners.clock.now_s()
         if why is not None and why.kind is FailureKind.KEY_REFUSED:
             self.perform(self._flow.failed(self._flow.route.decode.name, self.failure(why), now_s))
@@ -396,7 +396,7 @@ class Attempts:
         return self._flow
 
     def moved(self, answer: UpstreamResponse) -> None:
-        """An instance has begun to go on with a stream."""
+        """Note that an instance has begun to continue a stream."""
         self._answered(answer, None)
 
     def note_limit(self, option: str, seconds: float) -> None:

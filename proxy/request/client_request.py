@@ -65,7 +65,7 @@ _LONG_BYTES = 1 << 20
 class BodyLimits:
     """Limits on a client's body: bytes, and seconds until it is complete.
 
-    `plans_moves`: a stream may go on elsewhere; one that may is asked for token ids.
+    `plans_moves`: streams may migrate; such a stream is asked for token ids.
     """
 
     bytes: int
@@ -113,7 +113,7 @@ async def read(
 
 
 def _owner(request: web.Request, grant: Grant) -> str:
-    """Whose share of the room a body takes: a tenant's, or that of a client's address."""
+    """The owner of a body's share of the room: a tenant, or a client's address."""
     return request.remote or "" if grant.tenant is None else grant.tenant
 
 
@@ -164,7 +164,7 @@ async def _understood(
 async def _examined(
     request: web.Request, task: Task, grant: Grant, large: LargeBodies, holding: Holding | None
 ) -> Examined:
-    """What is needed of a body; raises BadRequestError for one that is refused.
+    """The needed parts of a body; raises BadRequestError for a refused one.
 
     `holding`: None for one that came with its head, and has no place among the others yet.
     """
@@ -211,7 +211,7 @@ def _check_salting(request: web.Request, grant: Grant, *, is_object: bool) -> No
 
 
 def _check_path(request: web.Request, extra_paths: Collection[str]) -> None:
-    """Only what is on the list once an engine has resolved it, and with a method that it has."""
+    """Check the path, as an engine resolves it, and the method against the list."""
     path = request.path
     if not {".", ".."}.isdisjoint(path.split("/")) or "\\" in path:
         raise BadRequestError("path: must not have . or .. in it")

@@ -40,7 +40,7 @@ _ZLIB_METHOD, _ZLIB_CHECK = 8, 31
 
 
 class _Decompressor(Protocol):
-    """What zlib's and zstd's have in common."""
+    """The common interface of zlib's and zstd's."""
 
     @property
     def eof(self) -> bool: ...

@@ -86,7 +86,7 @@ SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
 
 @dataclass(frozen=True, slots=True)
 class RequestOwners:
-    """What serving any request takes, shared by all of them."""
+    """The parts that all requests share."""
 
     clock: Clock
     options: OptionsInForce
@@ -462,7 +462,7 @@ class Exchange:
         return await self._stream.run(self.request, answer, lines, heartbeat_s, pending)
 
     def _moves(self, attempts: Attempts) -> Moves | None:
-        """What has the stream go on elsewhere when its instance is lost; None: it ends there."""
+        """The stream's means to migrate when its instance fails; None: the stream ends."""
         owners, plan = self.owners, self.out.found.plan
         if plan is None:
             return None
@@ -514,16 +514,16 @@ class Exchange:
 
     @property
     def why_fixed(self) -> str | None:
-        """Why it cannot go on elsewhere, as far as is known now; None where it can."""
+        """The reason known now that it cannot migrate; None if it can."""
         return NO_TOKEN if self._stream is None else self._stream.why_fixed
 
     def leave_hot(self) -> None:
-        """Have it go on elsewhere, if it can: its instance is too hot."""
+        """Migrate the stream if it can: its instance is too hot."""
         if self._stream is not None:
             self._stream.leave(MoveCause.HEAT)
 
     def end_hot(self) -> None:
-        """End the request: its instance is too hot, and it cannot go on elsewhere."""
+        """End the request: its instance is too hot, and it cannot migrate."""
         if self._scope is not None:
             self._is_too_hot = True
             self._scope.reschedule(asyncio.get_running_loop().time())
@@ -570,7 +570,7 @@ class Exchange:
         owners.telemetry.over(record, self._row.label)
 
     def _link(self, route: Route, *, is_believed: bool) -> None:
-        """Tell where the prompt is in what its instance publishes of its cache."""
+        """Link the prompt to its instance's published blocks, so events predict later hits."""
         record, facts, published = self.record, self.facts, self.owners.router.published
         tokens, output, cached = record.prompt_tokens, record.osl_tokens, record.cached_tokens
         is_there = is_believed and record.outcome is Outcome.OK and route.prefill is None

@@ -37,14 +37,14 @@ _CRLF = b"\r\n"
 
 
 async def examine_form(raw: bytes, content_type: str) -> Examined:
-    """What is kept of a form's fields, by the request's header; a long form's in a thread."""
+    """Read a form's fields by the request's header; a long form in a thread."""
     if len(raw) > THREAD_BYTES:
         return await asyncio.to_thread(read_form, raw, content_type)
     return read_form(raw, content_type)
 
 
 def read_form(raw: bytes, content_type: str) -> Examined:
-    """What is kept of a form's fields; of one that comes twice the last, as engines do."""
+    """Read a form's fields; the last of two equal names counts, as with engines."""
     boundary = params(content_type).get("boundary", "").encode("utf-8", "surrogateescape")
     if not 0 < len(boundary) <= BOUNDARY_BYTES:
         return NO_OBJECT
@@ -92,7 +92,7 @@ def _fields(raw: bytes, delimiter: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _delimiter_end(raw: bytes, delimiter: bytes, start: int) -> tuple[int, int]:
-    """Where the next delimiter begins, with the line end in front, and where it ends; else zeros.
+    """Start of the next delimiter, with the line end before it, and its end; else zeros.
 
     A line that only begins like it is data: a boundary may be the beginning of another one.
     """

@@ -27,7 +27,7 @@ _HEADERS = b"Content-Type: application/json\r\nAccept: application/json\r\n"
 
 
 class KvReleases:
-    """Asks instances to have KV freed, in tasks that outlive the request.
+    """Asks instances to free KV, in tasks that outlive the request.
 
     `upstream` gives an instance's connections by name; raises UpstreamFailure.
     """
@@ -42,7 +42,7 @@ class KvReleases:
         credentials: bytes,
         on_over: Callable[[ReleaseResult], None],
     ) -> None:
-        """Have the KV that `edits` name freed; `on_over` hears the result.
+        """Free the KV that `edits` name; `on_over` gets the result.
 
         `credentials`: header lines with the key that the request itself was sent with.
 
@@ -64,7 +64,7 @@ class KvReleases:
         head: bytes,
         on_over: Callable[[ReleaseResult], None],
     ) -> None:
-        """Ask one after the other, up to the first that may have heard it."""
+        """Ask one after the other, up to the first that may have received it."""
         sent: list[UpstreamResponse] = []
         result = ReleaseResult.FAILED
         try:

@@ -78,7 +78,7 @@ class _Worker:
 
 
 def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """The same Python with the same packages, and the socket to it, the only one that it inherits.
+    """Start the same Python with the same packages; it inherits one socket.
 
     It ends when the socket is closed, as it also is where nobody takes it.
     """
@@ -166,7 +166,7 @@ class LargeBodies:
             self._is_serving = False
 
     async def _ask(self, task: Task) -> Examined | Unfit:
-        """Ask the process; where it has ended since the last body, ask another one."""
+        """Ask the process, or a new one if it has ended since the last body."""
         for is_last in (False, True):
             try:
                 with Limit(EXAMINE_S):

@@ -42,8 +42,8 @@ _FALLBACKS = {
 
 
 FIRST_EVENT_BYTES = 1 << 20
-"""The first event of a stream that may go on elsewhere has its prompt's token ids: 150,000 of them
-fit. A stream that is lost within a longer one ends."""
+"""The first event of a stream that may migrate has its prompt's token ids: 150,000 of them fit. A
+stream that is lost within a longer one ends."""
 
 
 class Unusable:
@@ -59,7 +59,7 @@ class Unusable:
 
     @property
     def left(self) -> LeftKv:
-        """What P may hold."""
+        """KV that P may hold."""
         return LeftKv.UNNAMED if self.edits is None else LeftKv.NAMED
 
 
@@ -133,7 +133,7 @@ def _object(answer: bytes) -> dict[str, Any] | None:
 def _used(
     connector: Connector, transfer: Transfer, told: dict[str, Any], throttle: Throttle
 ) -> Edits | Fallback:
-    """What D gets of P's answer, or why it gets nothing."""
+    """The edits for D from P's answer, or the reason for none."""
     p = transfer.prefill
     wrong = wrong_params(told.get(KV_PARAMS), p, transfer.engine_id, transfer.transfer_id)
     if wrong is not None:
@@ -201,7 +201,7 @@ async def decode_leg(
     limit: FirstEventLimit,
     on_sent: OnSent | None = None,
 ) -> UpstreamResponse:
-    """Ask D, wait for the first event; raises UpstreamFailure.
+    """Send D's leg and wait for the first event; raises UpstreamFailure.
 
     An answer in one piece that has begun is held to the limit on silence.
     `source` is the P that D fetches from. When it or D goes down, the wait ends at once: a frozen

@@ -35,7 +35,7 @@ LEFT = "left"
 
 
 class Warm(Enum):
-    """An instance has computed what a stream has, and its answer is not wanted."""
+    """The result of a leg that only computed the stream's tokens so far."""
 
     WARM = "warm"
 
@@ -44,20 +44,20 @@ WARM: Final = Warm.WARM
 
 
 class Legs(Protocol):
-    """What asks instances, in the name of one request: its `Attempts`."""
+    """The sender of a request's legs: its `Attempts`."""
 
     @property
     def flow(self) -> RequestFlow:
         """The request's flow."""
 
     async def decode(self, out: Outgoing, leg: SendDecode) -> UpstreamResponse:
-        """Ask an instance, and wait for its first event; raises UpstreamFailure."""
+        """Send a leg and wait for its first event; raises UpstreamFailure."""
 
     def hollow_of(self, answer: UpstreamResponse) -> UpstreamFailure | None:
         """Why an answer serves nobody; None where it may."""
 
     def moved(self, answer: UpstreamResponse) -> None:
-        """An instance has begun to go on with a stream."""
+        """Note that an instance has begun to continue a stream."""
 
     def failure(self, failure: UpstreamFailure) -> LegFailure:
         """An instance's failure as the flow hears of it."""
@@ -99,7 +99,7 @@ class Moves:
     def watch(
         self, plan: Plan | Unmoved, headers: bytes, memory: TrailMemory, most_tokens: int | None
     ) -> Trail | None:
-        """Keep the stream's tokens from now on; None where it may not go on elsewhere.
+        """Keep the stream's tokens from now on; None if it may not migrate.
 
         `headers`: the request's, as lines for an instance.
         """
@@ -112,7 +112,7 @@ class Moves:
 
     @property
     def why_fixed(self) -> Unmoved | None:
-        """Why the stream may not go on elsewhere, as far as is known now; None where it may."""
+        """The reason known now that the stream cannot migrate; None if it can."""
         if self.trail is None:
             return self._why or Unmoved.NO_IDS
         at = self.trail.resumption()
@@ -195,7 +195,7 @@ class Moves:
     async def _warm(
         self, body: bytes, send: SendDecode, reading: Reading
     ) -> Warm | UpstreamFailure | None:
-        """Have an instance compute what the stream has, while its old one goes on with it."""
+        """Compute the stream's tokens on an instance while its old one continues."""
         gone: OSError | None = None
         async with asyncio.TaskGroup() as group:
             asked = group.create_task(self._computed(body, send))

@@ -59,7 +59,7 @@ LOOK_S = 0.05
 
 
 class RelayState(IntEnum):
-    """How far an answer has come on its way to the client."""
+    """Progress of an answer on its way to the client."""
 
     WAITING = 0
     """The client has no byte of the answer."""
@@ -268,7 +268,7 @@ class Relay:
             self._hold()
 
     def _piece(self, wire: bytes) -> None:
-        """A piece was read that the fast path did not pass on. Raises FramingError."""
+        """Handle a piece that the fast path did not pass on. Raises FramingError."""
         body = self._frame(wire)
         if (
             self._frames
@@ -353,7 +353,7 @@ class Relay:
         return body
 
     def _edited(self, leg: FirstLeg | LaterLeg, body: bytes) -> bytes:
-        """Whole events of a stream that may go on elsewhere as the client gets them."""
+        """The client's form of whole events of a stream that may migrate."""
         body = leg.edit(body)
         if leg.lost:
             self.stop()
@@ -361,7 +361,7 @@ class Relay:
         return self._up_to_end(body)
 
     def _up_to_end(self, body: bytes) -> bytes:
-        """Whole events up to the stream's end, which is noted."""
+        """Whole events up to the stream's end, which is recorded."""
         held = self._held
         is_last = self._framing.is_done
         if is_last and (held.rstrip() == b"data: [DONE]" or self._may_end_with(held)):
@@ -390,7 +390,7 @@ class Relay:
         return not self._needs_end and (is_told or not is_cut(rest))
 
     def stop(self) -> None:
-        """Stop reading this answer: the stream is to go on elsewhere.
+        """Stop reading this answer: the stream migrates.
 
         What came meanwhile the client would get twice.
         """
@@ -400,7 +400,7 @@ class Relay:
         self.reply.wake()
 
     def leave(self, cause: MoveCause) -> None:
-        """Have `run` end as soon as it may: the stream is to leave its instance."""
+        """Make `run` end as soon as possible: the stream is to leave its instance."""
         if self.state is _STREAMING and not self.scanner.is_done:
             self._is_asked, self._asked_for = True, cause
             self.stop()
@@ -550,7 +550,7 @@ class Relay:
         raise StreamCutError(what, "incomplete_stream", failure=lost)
 
     def _raise_stopped(self) -> None:
-        """Raise StreamCutError where the stream is to go on elsewhere, by its events or by wish."""
+        """Raise StreamCutError if the stream is to migrate, by its events or on request."""
         lost = self._leg.lost if self._leg is not None else ""
         if lost:
             cause, failure = MoveCause(lost), None

@@ -84,7 +84,7 @@ class Streaming:
         blame: Callable[[str, UpstreamFailure], None],
         moves: Mover | None = None,
     ) -> None:
-        """`moves`: those of a stream that may go on elsewhere."""
+        """`moves`: of a stream that may migrate."""
         self._clock, self._telemetry = clock, telemetry
         self._record, self._flow, self._route = record, flow, flow.route
         self._blame = blame
@@ -192,13 +192,13 @@ class Streaming:
         return self._instance
 
     def leave(self, cause: MoveCause = MoveCause.DRAIN) -> None:
-        """Have the stream go on elsewhere, if it can."""
+        """Migrate the stream if it can."""
         if self._relay is not None and self._flow.state is State.STREAMING:
             self._relay.leave(cause)
 
     @property
     def why_fixed(self) -> str | None:
-        """Why the stream cannot go on elsewhere, as far as it is known now; None where it can."""
+        """The reason known now that the stream cannot migrate; None if it can."""
         if self._moves is None:
             return MIGRATION_OFF
         if (why := self._moves.why_fixed) is not None:
@@ -277,7 +277,7 @@ class Streaming:
             self._blame(self._instance, error.failure)
 
     def _unsaved(self) -> str:
-        """What `--migration-limit` would have done for a stream that was lost, for the log."""
+        """The effect that `--migration-limit` would have had on a lost stream, for the log."""
         record, now_s = self._record, self._clock.now_s()
         rows = record.migrations
         if rows and rows[-1].ended == Unmoved.LIMIT:

@@ -25,7 +25,7 @@ _UNKNOWN = "the key is not known"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What is changed in one tenant's requests before an instance gets them.
+    """Changes to one tenant's requests before an instance gets them.
 
     `hidden`: header names (lower case) that are removed. `added`: header lines that are added.
     `salt`: the `cache_salt` of the body. `salted_paths`: where engines read it, beside the paths

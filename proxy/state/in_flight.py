@@ -14,14 +14,14 @@ from proxy.protocol.streams.trail import TrailMemory
 
 
 class MovableStream(Protocol):
-    """A stream that may go on elsewhere."""
+    """A stream that may migrate."""
 
     @property
     def instance(self) -> str:
         """The name of the instance that it runs on."""
 
     def leave(self) -> None:
-        """Have it go on elsewhere, if it can."""
+        """Migrate the stream if it can."""
 
 
 class Served(Protocol):
@@ -46,10 +46,10 @@ class Served(Protocol):
 
     @property
     def why_fixed(self) -> str | None:
-        """Why it cannot go on elsewhere, as far as is known now; None where it can."""
+        """The reason known now that it cannot migrate; None if it can."""
 
     def leave_hot(self) -> None:
-        """Have it go on elsewhere, if it can: its instance is too hot."""
+        """Migrate the stream if it can: its instance is too hot."""
 
     def end_hot(self) -> None:
         """End it: its instance is too hot."""
@@ -80,11 +80,11 @@ class InFlight:
         """Kept connections are closed after their next answer: the proxy drains or was replaced."""
         self.is_cutting = False
         self.movable: set[MovableStream] = set()
-        """Streams that run and may go on elsewhere."""
+        """Running streams that may migrate."""
         self.trails = TrailMemory()
 
     def leave_instance(self, name: str) -> int:
-        """Have all streams on an instance go on elsewhere that can; returns how many were asked."""
+        """Migrate all streams on an instance that can; returns the number asked."""
         asked = [stream for stream in self.movable if stream.instance == name]
         for stream in asked:
             stream.leave()
@@ -103,7 +103,7 @@ class InFlight:
         self.budget.active = len(self.scopes)
 
     def leave(self, scope: Limit) -> None:
-        """A request is over."""
+        """Remove a request that is over."""
         self.scopes.pop(scope, None)
         self.budget.active = len(self.scopes)
         if not self.scopes:

@@ -44,7 +44,7 @@ class OverloadWatch:
 
     @property
     def warning(self) -> tuple[str, float] | None:
-        """What is refused, and since when on the monotonic clock; None: there is no overload."""
+        """Refusals in words, and their start on the monotonic clock; None: no overload."""
         since_s = self._overload.since_s
         return None if since_s is None else (self._words(self._clock.now_s()), since_s)
 

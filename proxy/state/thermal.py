@@ -35,13 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 class Readings(Protocol):
-    """Where the last readings of the instances' GPUs are."""
+    """The last readings of the instances' GPUs."""
 
     def of(self, instance: str) -> Sequence[GpuReading]:
-        """Of one instance; none without a sensor."""
+        """Readings of one instance; none without a sensor."""
 
     def expected(self, instance: str) -> Sequence[GpuReading]:
-        """The same, and one without a figure for each GPU that was never read."""
+        """Readings of one instance, with an empty one for each GPU never read."""
 
     def age_s(self, instance: str, now_s: float) -> float | None:
         """Their age, None without a sensor."""
@@ -65,7 +65,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class InstanceResult:
-    """What an order came to on one instance."""
+    """The result of an order on one instance."""
 
     instance: str
     previous_running: int
@@ -239,7 +239,7 @@ class ThermalControl:
         return cleared
 
     def _victim(self, served: Served, why_fixed: str | None, now_s: float) -> Victim:
-        """What speaks for and against the eviction of a request."""
+        """Arguments for and against the eviction of a request."""
         route, events = served.route, served.output_events
         assert route is not None
         began_s = route.reserved_s if route.first_token_s is None else route.first_token_s
@@ -302,7 +302,7 @@ def _shown(row: Eviction) -> PlanRow:
 
 
 def _actions(before: HeatLimits, now: HeatLimits) -> list[str]:
-    """What changes on an instance, in words."""
+    """The change on an instance, in words."""
     caps = [float("inf") if limits.cap is None else limits.cap for limits in (before, now)]
     changes = (
         ("weight", before.weight != now.weight),

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class SetsCap(Protocol):
-    """What reaches the plugins, see `ThermalPlugins`."""
+    """The interface to the plugins, see `ThermalPlugins`."""
 
     async def set_cap(
         self, instance: str, cap: int | None, victim: str | None = None, ttl_s: float | None = None
@@ -36,7 +36,7 @@ class SetsCap(Protocol):
 
 @dataclass(slots=True)
 class _Known:
-    """What an engine was told. `cap`: None for its own. `pause_s`: 0 unless the last try failed."""
+    """The `cap` sent to an engine, None: its own; `pause_s`: 0 unless the last try failed."""
 
     cap: int | None = None
     told_s: float = -math.inf

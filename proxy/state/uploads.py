@@ -56,7 +56,7 @@ class Holding(Limit):
 
     @property
     def come_bytes(self) -> int:
-        """What has come of the body."""
+        """Bytes received of the body."""
         return self._come()
 
     def resize(self, size: int) -> None:
@@ -88,12 +88,12 @@ class Uploads:
         return Holding(self, self.room.enter(owner, come(), self._now_s()), come)
 
     def began(self, holding: Holding) -> None:
-        """A body is under way: if that is too much at all, one ends at once."""
+        """Add a body under way; if the hard limit is exceeded, one body ends at once."""
         self._holdings[holding.upload] = holding
         self._end_excess()
 
     def ended(self, holding: Holding) -> None:
-        """A body is whole and examined, refused or gone."""
+        """Remove a body that is parsed, refused or gone."""
         self._holdings.pop(holding.upload, None)
         self.room.leave(holding.upload)
         if self._waits:
@@ -120,7 +120,7 @@ class Uploads:
             del self._waits[upload]
 
     def resize(self, upload: Upload, held: int) -> None:
-        """A body has this size from now on; if that is too much at all, one ends at once."""
+        """Set a body's size; if the hard limit is exceeded, one body ends at once."""
         self.room.resize(upload, held)
         self._end_excess()
 
@@ -159,7 +159,7 @@ class Uploads:
             pass
 
     def _end(self, upload: Upload | None) -> bool:
-        """Have a body end, which leaves its place at once; False: there is none."""
+        """End a body, which frees its place at once; False: there is none."""
         holding = None if upload is None else self._holdings.pop(upload, None)
         if holding is None:
             return False

@@ -68,7 +68,7 @@ class AccessLog(RecordLog):
 
 
 def _reason(record: RequestRecord) -> str | None:
-    """As `X-Cache-Proxy-Reason`: why it was placed where it was, or refused."""
+    """Reason of the placement or refusal, as in `X-Cache-Proxy-Reason`."""
     if isinstance(record.candidates, PastChecks):
         return record.candidates.why
     if record.place is None or record.offload_decision_reason is None:

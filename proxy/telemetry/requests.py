@@ -64,7 +64,7 @@ class RequestTelemetry:
         self._now_s = now_s
 
     def rejected(self, record: RequestRecord, reject: Reject) -> None:
-        """A request is refused with a busy answer."""
+        """Count a request refused with a busy answer."""
         self.metrics.rejected.labels(reject.reason, reject.check or NO_CHECK).inc()
         self.metrics.retry_after.observe(reject.retry_after_s)
         if reject.past:
@@ -73,7 +73,7 @@ class RequestTelemetry:
         self.turned_away(reject)
 
     def turned_away(self, reject: Reject) -> None:
-        """A request is refused, by the proxy or by the last engine that was asked."""
+        """Count a request refused by the proxy or by the last engine asked."""
         self.overload.refused(reject, self._now_s())
 
     def last(self, count: int) -> Sequence[RequestRecord]:
@@ -85,7 +85,7 @@ class RequestTelemetry:
         return known[: -count - 1 : -1]
 
     def placed(self, record: RequestRecord, route: Route) -> None:
-        """An instance was found for a request."""
+        """Count a placed request."""
         note_route(record, route)
         self.policy_failed(route)
         decision = "offload" if route.prefill else "colocate"

@@ -1,4 +1,4 @@
-"""What an engine reports, and whether it is believed: its /metrics, and the usage of its answers.
+"""Reports of an engine and checks on them: its /metrics, and the usage of its answers.
 
 A report is frozen when it stays the same to the last byte although the engine has answered
 requests since, or although it shows KV in use: every step of a running engine changes some

@@ -1,15 +1,15 @@
-"""The busy gate: which instances are past a threshold, and when each is predicted to be free.
+"""The busy gate: instances above a threshold, and when each is predicted to be free.
 
-Three opt-in checks per instance, OR-ed, each strictly greater-than (at the threshold is free):
-ongoing prefill tokens, the same as a fraction of a step's token budget, and KV blocks in use. The
-block check compares two signals with the limit, this proxy's own count and the engine's last
-report; the instance is busy while either of them is over. The semantics are those of NVIDIA
-Dynamo's request rejection, so operators' thresholds carry over.
+Three opt-in checks per instance, combined by OR: ongoing prefill tokens, the same as a multiple of
+a step's token budget, and KV blocks in use. A value equal to its threshold is free. The block check
+compares two signals with the limit, this proxy's own count and the engine's last report; the
+instance is busy while either of them is over. The semantics are those of NVIDIA Dynamo's request
+rejection, so operators' thresholds carry over.
 
 Thresholds are those of one data-parallel rank, and an instance is busy only while all its ranks
 are. An engine reports the KV usage of each rank, so that of the rank with the most room decides; a
-rank that reports none is free. Which rank computes a prompt is the engine's choice, so the proxy's
-own counts are of all ranks: all of them can only be over while their sum is over as many limits.
+rank that reports none is free. The engine chooses the rank of a prompt, so the proxy counts over
+all ranks. All ranks can only be over their limit while the sum is over as many limits.
 
 A limit that is not set for a model is that of its base model (for a LoRA adapter), else that of
 `*`; their later changes apply too. Names of models are compared without regard to case.
@@ -50,7 +50,7 @@ class Busy:
 
     @property
     def check(self) -> RejectReason:
-        """The check to name where one is named."""
+        """The check to name if only one is named."""
         return self.checks[0]
 
     @property
@@ -103,11 +103,11 @@ class Gate:
         return self._in_force[self._row(model)]
 
     def own(self, model: str) -> Thresholds:
-        """What is set for this model itself; None is what follows others."""
+        """The model's own thresholds; None where others apply."""
         return self._own.get(model.lower(), OFF)
 
     def as_if(self, model: str, own: Thresholds) -> Thresholds:
-        """The limits that would be in force for a model with these limits of its own."""
+        """The limits in force for a model with these limits of its own."""
         key = model.lower()
         if key == ANY_MODEL:
             return own
@@ -124,7 +124,7 @@ class Gate:
         return [self._spelled[key] for key in self._own if key in keys]
 
     def set(self, model: str, own: Thresholds) -> None:
-        """Overwrite what is set for a model itself, from the next decision on."""
+        """Overwrite a model's own thresholds, from the next decision on."""
         key = model.lower()
         if own == OFF and key != ANY_MODEL:
             self._own.pop(key, None)
@@ -135,7 +135,7 @@ class Gate:
         self._changed()
 
     def unset(self, model: str) -> None:
-        """Remove a model's own limits; for `*`, switch off what is set for no model."""
+        """Remove a model's own limits; for `*`, the default limits."""
         self.set(model, OFF)
 
     def know_bases(self, bases: Mapping[str, str]) -> None:
@@ -181,7 +181,7 @@ class Gate:
     def kv_ratios(
         self, instance: str, load: Load, now_s: float
     ) -> tuple[float | None, float | None]:
-        """What the check of KV blocks compares: this proxy's own count, and the engine's report.
+        """Both values of the KV block check: this proxy's own count, and the engine's report.
 
         None is what is not compared: the size of the cache is unknown, or the report is stale.
         """
@@ -225,7 +225,7 @@ class Gate:
     def kv_wait_s(
         self, instance: str, load: Load, prompt_tokens: int, hit_tokens: int, now_s: float
     ) -> float:
-        """Seconds until streams will have freed the KV that a prompt lacks; 0 for unknown size."""
+        """Seconds until streams free the KV that a prompt lacks; 0 for unknown size."""
         return _kv_wait_s(self._states.of(instance), load, prompt_tokens, hit_tokens, now_s)
 
     def kv_waits_s(
@@ -236,7 +236,7 @@ class Gate:
         prompt_tokens: int,
         now_s: float,
     ) -> list[float]:
-        """`kv_wait_s` of several instances, of each of which so much of the prompt is cached."""
+        """`kv_wait_s` of several instances, with their cached parts of the prompt."""
         waits_s = []
         # Compiled, steps over indexes cost half of those of `zip`.
         for at, state in enumerate(states):
@@ -342,7 +342,7 @@ def _kv_ratios(state: InstanceState, load: Load, now_s: float) -> tuple[float | 
 def _kv_wait_s(
     state: InstanceState, load: Load, prompt_tokens: int, hit_tokens: int, now_s: float
 ) -> float:
-    """Seconds until streams will have freed the KV that a prompt lacks there; 0 for unknown size.
+    """Seconds until streams free the KV that a prompt lacks there; 0 for unknown size.
 
     An engine starts a prompt only when its KV fits beside that of the running requests. Cached
     blocks count too: while the prompt runs they are in use and cannot be evicted. But those of

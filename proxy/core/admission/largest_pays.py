@@ -1,4 +1,4 @@
-"""Bytes that wait for their end, of all that peers send: one budget, and its largest holder pays.
+"""One budget for incomplete bytes of all peers; its largest holder pays.
 
 A holder is one stream or connection, and belongs to an owner: an instance. Beyond the budget the
 largest holder of the owner that has most has to end.
@@ -12,7 +12,7 @@ Holder = TypeVar("Holder")
 
 
 class LargestPays(Generic[Holder]):
-    """Who holds how much of a budget."""
+    """The holders of a budget with their shares."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -23,14 +23,14 @@ class LargestPays(Generic[Holder]):
         return len(self._held)
 
     def hold(self, holder: Holder, owner: str, size: int) -> Holder | None:
-        """A holder has so much now; returns the one that has to end, if there is too much."""
+        """Set a holder's share; returns the holder to end if the budget is exceeded."""
         before = self._held.get(holder)
         self.held_bytes += size - (before[1] if before is not None else 0)
         self._held[holder] = (owner, size)
         return self._largest() if self.held_bytes > self.max_bytes else None
 
     def drop(self, holder: Holder) -> None:
-        """A holder has nothing any more."""
+        """Remove a holder."""
         before = self._held.pop(holder, None)
         if before is not None:
             self.held_bytes -= before[1]

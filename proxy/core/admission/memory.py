@@ -1,4 +1,4 @@
-"""The process's memory level, and what is refused at each level.
+"""The process's memory level, and the refusals at each level.
 
 Three marks, after Envoy's overload manager: no more keep-alive, no more HEAVY requests, no more
 requests at all. A level ends only MARGIN below the mark at which it began (hysteresis), so that
@@ -12,7 +12,7 @@ from enum import IntEnum
 
 
 class Level(IntEnum):
-    """What is refused for lack of memory; each level includes the ones before."""
+    """Refusals for lack of memory; each level includes the earlier ones."""
 
     NORMAL = 0
     NO_KEEPALIVE = 1
@@ -37,7 +37,7 @@ class Watermark:
         """When the last prompt of megabytes came; the allocator keeps its freed memory."""
 
     def note_giant(self, now_s: float) -> None:
-        """A prompt of megabytes came: its memory is kept for a while, since more may follow."""
+        """Note a prompt of megabytes: its memory is kept for a while, since more may follow."""
         self.giant_s = now_s
 
     def observe(self, used_bytes: int) -> Level:

@@ -1,4 +1,4 @@
-"""Overload in words: since when requests are refused or wait long, how many, and for which check.
+"""Overload in words: its start, the number of requests refused or waiting long, and the check.
 
 Pure: a driver tells what is refused and how long requests wait, and asks whether a line is due.
 """
@@ -38,7 +38,7 @@ class Overload:
         self._by_second: deque[tuple[int, int]] = deque(maxlen=WINDOW_S + 1)
 
     def refused(self, reject: Reject, now_s: float) -> None:
-        """A request was refused."""
+        """Count a refused request."""
         if reject.reason in _NOT_LOAD:
             return
         self._goes_on(reject, now_s)
@@ -84,7 +84,7 @@ class Overload:
 
 
 def cause(reject: Reject, limits: Thresholds, model: str | None = None) -> str:
-    """Why a request is refused: how many instances are past which check, with its limit.
+    """Why a request is refused: the number of instances per failed check, with its limit.
 
     `limits`: those in force for the request's model. `model`: to be named, as there are others.
     """

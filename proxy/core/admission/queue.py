@@ -105,7 +105,7 @@ class Band:
 
 
 class Lane:
-    """What waits under one name, in bands of priority; no lane blocks another."""
+    """The waiting requests of one name, in bands of priority; no lane blocks another."""
 
     __slots__ = ("bands",)
 
@@ -132,8 +132,8 @@ class Lane:
 CAUTION = 3.0
 """Factor on the predicted wait behind others when a request's wait is compared with the limit.
 
-With a smaller factor, a lasting overload fills the queue until it serves the newest first: then the
-oldest requests are refused at the end of their wait instead of at once.
+With a smaller factor, a lasting overload fills the queue until it serves the newest first. Then the
+oldest requests are refused at the end of their wait, not at once.
 """
 RATE_MEMORY_S = 10.0
 """Time constant of the drain rate: an admission of this age weighs 1/e."""
@@ -152,7 +152,7 @@ class QueueLimits:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Result of `offer`: why the entry was refused (None: accepted), and what it displaced."""
+    """Result of `offer`: the reason of a refusal (None: accepted), and the displaced entries."""
 
     refused: RejectReason | None
     displaced: list[Entry]
@@ -171,15 +171,15 @@ class DrainRate:
         self._since_s: float | None = None
 
     def began(self, now_s: float) -> None:
-        """The queue is no longer empty: start to measure."""
+        """Start to measure: the queue is no longer empty."""
         self._since_s = now_s
 
     def ended(self) -> None:
-        """The queue is empty: stop measuring."""
+        """Stop measuring: the queue is empty."""
         self._since_s = None
 
     def served(self, tokens: int, now_s: float) -> None:
-        """An entry was admitted."""
+        """Count an admitted entry."""
         passed_s = self._passed_s(now_s)
         kept = math.exp(-passed_s / RATE_MEMORY_S)
         self._tokens = self._tokens * kept + tokens
@@ -273,7 +273,7 @@ class WaitQueue:
         return None
 
     def served(self, entry: Entry, now_s: float) -> None:
-        """An entry was admitted: charge its tenant, remove it, and move its lane to the end."""
+        """Admit an entry: charge its tenant, remove it, and move its lane to the end."""
         lane = self._lanes[entry.lane]
         lane.charge(entry, self.weight(entry.tenant))
         self._rate.served(entry.tokens, now_s)
@@ -302,7 +302,7 @@ class WaitQueue:
         return True
 
     def move(self, entry: Entry, lane: str) -> None:
-        """Have an entry wait in another lane, behind those of its tenant."""
+        """Move an entry to another lane, behind those of its tenant."""
         self._take_out(entry)
         entry.lane = lane
         self._put_in(entry)
@@ -358,13 +358,13 @@ class WaitQueue:
         return tokens + part * sum(g.tokens for g in above)
 
     def _share(self, count: int, size_bytes: int, tenant: str) -> float:
-        """What a tenant holds of the queue's places or bytes, the larger part, per its weight."""
+        """A tenant's share of the queue's places or bytes, the larger one, per weight."""
         most_bytes = max(1, self.limits.bytes)
         part = max(count / self.limits.requests, size_bytes / most_bytes)
         return part / self.weight(tenant)
 
     def _displaced_by(self, entry: Entry) -> list[Entry]:
-        """The entries to displace for a new one; none if there is no room for it all the same.
+        """The entries to displace for a new one; none if that would not make enough room.
 
         First the newest of the new entry's own tenant in bands below it. Then, one by one, the
         newest in the lowest band of the tenant with the largest share, while that share is larger

@@ -61,7 +61,7 @@ class RetryAdvice:
         now_s: float,
         request: int | None = None,
     ) -> Reject:
-        """The refusal with the wait that this client is told; reserves capacity for its retry.
+        """The refusal with this client's wait; reserves capacity for its retry.
 
         `tokens`: of the refused prompt; `backlog_tokens`: of the waiting requests; `request`: the
         same number as that of its retry, see `came`. `reject.drain_tps`: rate at which prompts are
@@ -79,7 +79,7 @@ class RetryAdvice:
         return replace(reject, wait_s=wait_s, retry_after_s=retry_after_s([wait_s]))
 
     def came(self, request: int, now_s: float) -> None:
-        """A request has come: where it was refused before, and not earlier than told, that counts.
+        """Note a request; it counts if it was refused before and returns no earlier than told.
 
         Requests with equal numbers may be one another's retries.
         """
@@ -119,5 +119,5 @@ class RetryAdvice:
 
 
 def milliseconds(reject: Reject) -> int:
-    """A refusal's wait for the header `retry-after-ms`, which OpenAI's clients prefer."""
+    """A refusal's wait for the header `retry-after-ms`, preferred by OpenAI's clients."""
     return math.ceil((reject.wait_s or reject.retry_after_s) * 1000)

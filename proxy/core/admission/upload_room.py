@@ -1,11 +1,11 @@
-"""Room for bodies before admission: how many bytes are kept, who waits, and who has to go.
+"""Room for bodies before admission: bytes kept, bodies that wait, and bodies to end.
 
 A body takes what has come of it at once, and asks for room for the rest before that is read. While
 there is none it waits, and so does its client. An owner is a tenant, or a client's address. Of
 those that wait the one goes first whose owner has and wants least, and of that owner's the smallest
-and youngest. While others wait, a body ends that stands still for PATIENCE_S or comes slower than
-LEAST_RATE: first one of the owner that has most, and of that owner's the largest and oldest. One
-that is whole ends only for another owner's, where its own has half of all.
+and youngest. While others wait, a body that stalls for PATIENCE_S or is slower than LEAST_RATE is
+ended. The owner with most bytes pays first, with its largest and oldest body. One that is whole
+ends only for another owner's, where its own has half of all.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class UploadRoom:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is more than may be at all: what comes with a head is not asked for."""
+        """Whether the bytes exceed the hard limit: those sent with a head come unasked."""
         more = self.max_bytes * (OVER - 1)
         return self._unasked > more and self.held_bytes > self.max_bytes + more
 
     def enter(self, owner: str, held: int, now_s: float) -> Upload:
-        """A body of which so much is here already."""
+        """Add a body with the bytes received so far."""
         upload = Upload(owner, held, now_s)
         self._uploads[upload] = None
         self.held_bytes += held
@@ -68,7 +68,7 @@ class UploadRoom:
         return upload
 
     def leave(self, upload: Upload) -> None:
-        """A body is admitted, refused or gone; once for each."""
+        """Remove a body that is admitted, refused or gone; once for each."""
         if upload not in self._uploads:
             return
         del self._uploads[upload]
@@ -82,7 +82,7 @@ class UploadRoom:
             del self._owned[upload.owner]
 
     def resize(self, upload: Upload, held: int) -> None:
-        """It has another length than it was thought to have, and is here."""
+        """Correct the length of a body that is complete."""
         if upload not in self._uploads:
             return
         more = held - upload.held
@@ -127,7 +127,7 @@ class UploadRoom:
         return is_alone or self.held_bytes + upload.wanted <= self.max_bytes
 
     def overdue(self, now_s: float) -> Upload | None:
-        """The body that has to go as others wait, if one has had its time.
+        """The body to end because others wait, if one has had its time.
 
         Those that wait hold up others by what came of them before only, if that is half of all.
         """
@@ -142,7 +142,7 @@ class UploadRoom:
         return self._worst(due, now_s)
 
     def moved(self, upload: Upload, come: int, now_s: float) -> None:
-        """So much of a body has come by now."""
+        """Set the bytes of a body received so far."""
         if come - upload.come >= STEP_BYTES:
             upload.come, upload.moved_s = come, now_s
 
@@ -157,7 +157,7 @@ class UploadRoom:
         return is_still or age_s > PATIENCE_S + upload.come / LEAST_RATE
 
     def worst(self, now_s: float) -> Upload | None:
-        """The body that has to go as there is too much at all."""
+        """The body to end because the hard limit is exceeded."""
         return self._worst(list(self._uploads), now_s)
 
     def _worst(self, uploads: list[Upload], now_s: float) -> Upload | None:

@@ -1,4 +1,4 @@
-"""KV connectors: what an offload changes in the bodies of the two legs.
+"""KV connectors: the changes of an offload to the bodies of its two legs.
 
 A driver is pure: it names fields, the caller splices them into the body. Differences between vLLM's
 releases are read from P's answer. The two legs run one after the other.

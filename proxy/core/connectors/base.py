@@ -81,11 +81,11 @@ class Connector(Protocol):
         ...
 
     def after_prefill(self, transfer: Transfer, answer: Mapping[str, Any]) -> Edits | Fallback:
-        """Edits for the decode leg, or why P's answer cannot be used."""
+        """Edits for the decode leg, or the reason that P's answer is unusable."""
         ...
 
     def named_by_proxy(self, transfer: Transfer) -> Edits | None:
-        """Edits for a decode leg that take nothing from P's answer; None where it names the KV."""
+        """Edits for a decode leg without P's answer; None if only P's answer names the KV."""
         ...
 
 
@@ -113,7 +113,7 @@ _FREED = frozenset({"stop", "abort", "error", "repetition", "content_filter"})
 
 
 def may_hold_kv(answer: Mapping[str, Any]) -> bool:
-    """Whether P may keep the KV of a leg that it answered like this: it does not say the contrary.
+    """Whether P may keep the KV of a leg with this answer: it does not deny it.
 
     `tool_calls` may stand for an end by length.
     """

@@ -33,7 +33,7 @@ class EngineId:
         return now_s >= self._open_until_s
 
     def answered(self, engine_id: str | None, now_s: float) -> bool:
-        """The server has answered; `engine_id` is None if no engine is registered.
+        """Note the server's answer; `engine_id` is None if no engine is registered.
 
         True if the id differs from the last one: the engine is another process.
         """
@@ -43,17 +43,17 @@ class EngineId:
         return last is not None and engine_id is not None and engine_id != last
 
     def failed(self, now_s: float) -> None:
-        """The server did not answer, or its answer could not be parsed."""
+        """Note a missing or unreadable answer of the server."""
         self._failures += 1
         beyond = self._failures - BREAK_AFTER
         if beyond >= 0:
             self._open_until_s = now_s + min(OPEN_MAX_S, OPEN_MIN_S * 2.0 ** min(beyond, 8))
 
     def forget(self) -> None:
-        """A hand-over with this id failed: ask the server again before the next one."""
+        """Note a failed hand-over: the server is asked again before the next one."""
         self._id = None
 
     def renew(self) -> None:
-        """The instance went down: forget everything, since another process may take its address."""
+        """Forget everything when the instance goes down: another process may take its address."""
         self._id = self._last = None
         self._failures, self._open_until_s = 0, 0.0

@@ -36,7 +36,7 @@ class Implicit:
         return Edits() if finished_by_length(answer) else Fallback.P_FINISH_REASON
 
     def named_by_proxy(self, transfer: Transfer) -> Edits | None:
-        """None: nothing stays pinned."""
+        """Return None: nothing stays pinned."""
         del transfer
         return None
 
@@ -61,6 +61,6 @@ class NoConnector:
         return Fallback.ENGINE_ID_UNKNOWN
 
     def named_by_proxy(self, transfer: Transfer) -> Edits | None:
-        """None: there is no hand-over."""
+        """Return None: there is no hand-over."""
         del transfer
         return None

@@ -1,4 +1,4 @@
-"""vLLM's NixlConnector in its pull form: P says which blocks it holds, D fetches them.
+"""vLLM's NixlConnector in its pull form: P names its blocks, D fetches them.
 
 P's parameters go to D unchanged, since their keys depend on the release. If the KV cannot be
 fetched, D computes the prompt itself (`kv_load_failure_policy: recompute`).
@@ -58,6 +58,6 @@ class Nixl:
         return Edits({KV_PARAMS: params}, request_id=same_id)
 
     def named_by_proxy(self, transfer: Transfer) -> Edits | None:
-        """None: only P says which blocks it holds."""
+        """Return None: only P can name its blocks."""
         del transfer
         return None

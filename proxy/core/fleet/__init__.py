@@ -1,1 +1,1 @@
-"""Which instances may be chosen: members, health, events, retries."""
+"""Availability of instances: members, health, events, retries."""

@@ -100,7 +100,7 @@ class InstanceEvents:
     def refused(
         self, name: str, model: str, client: str, now_s: float, *, is_redirect: bool = False
     ) -> bool:
-        """It gave a client's error; whether another one is to be asked whose fault that is."""
+        """Note a client's error; returns whether another instance is asked for a second answer."""
         member = self._fleet.get(name)
         if member is None:
             return False
@@ -114,7 +114,7 @@ class InstanceEvents:
             member.health.hollow.acquitted()
 
     def served(self, name: str, since_s: float) -> None:
-        """A client has a whole answer of the instance, which has had the request since then."""
+        """Note a complete answer of the instance, with the time it got the request."""
         if (member := self._fleet.get(name)) is not None:
             member.health.hollow.served(since_s)
 
@@ -124,7 +124,7 @@ class InstanceEvents:
             member.health.answered()
 
     def answers(self, name: str) -> int:
-        """How many clients' requests the instance has answered."""
+        """Number of clients' requests that the instance has answered."""
         member = self._fleet.get(name)
         return 0 if member is None else member.health.answers
 
@@ -152,7 +152,7 @@ class InstanceEvents:
         return self._changed(member, change, now_s)
 
     def rests(self, name: str, rest: State | None, now_s: float) -> bool:
-        """Its engine says that it is ASLEEP or PAUSED, or neither; returns whether that is news."""
+        """Note that its engine is ASLEEP, PAUSED or neither; returns whether that is new."""
         member = self._fleet.get(name)
         if member is None or member.health.rest is rest:
             return False

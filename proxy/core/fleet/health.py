@@ -9,14 +9,13 @@
                          the first one ever
 
 The two causes are kept apart. A server that answers probes while its inference hangs stays out
-until a trial, a request of the proxy's own, is answered; one whose probes fail may still hold
-its KV. Only where nobody listens is it `is_gone`: what it held is lost, and what returns is a new
-incarnation.
+until it answers a trial, a request by the proxy. A server whose probes fail may still hold its KV.
+Only if no server listens is it `is_gone`: its KV is lost, and a new incarnation returns.
 
-A probe that is merely late proves nothing against an instance that answers requests: a saturated
-API server is late for all of them, and its load would move to the next one. So where an answer, or
-a piece of one, has come since the probe began, it does not count; and an answer ends a count of
-late probes. Refused probes and bad answers count all the same.
+A late probe proves nothing against an instance that answers requests. A saturated API server is
+late for all probes, and its load would move to the next one. So where an answer, or a piece of one,
+has come since the probe began, it does not count; and an answer ends a count of late probes.
+Refused probes and bad answers count all the same.
 
 Busy answers and clients' errors are no failures; a caller counts an instance once per request of a
 client, so that no single one can open a breaker. A server error is a doubt at first, since the
@@ -150,7 +149,7 @@ class Health:
 
     @classmethod
     def unproven(cls) -> Health:
-        """Of an instance that joins others which serve: out until it answers a probe."""
+        """Health of an instance that joins a serving fleet: out until it answers a probe."""
         return cls(is_up=False, is_gone=True, _is_silent=True)
 
     def state(self, now_s: float) -> State:
@@ -192,7 +191,7 @@ class Health:
         return self.doubts >= DOUBTS or self.hollow.doubts > 0
 
     def hollow_weight(self, now_s: float) -> float:
-        """How much it is doubted for answers that served nobody, 0 to 1.
+        """Doubt by its hollow answers, 0 to 1.
 
         One that is out for that may be used all the same, where more than half of the fleet is out.
         """
@@ -211,7 +210,7 @@ class Health:
         return (self._is_silent and self._answered > 0) or now_s >= self.next_probe_s
 
     def probing(self, now_s: float, interval_s: float, u: float) -> None:
-        """A probe is sent; the next follows after the interval, spread by `u` in 0..1."""
+        """Note a probe; the next follows after the interval, spread by `u` in 0..1."""
         self.probes += 1
         self._answers_before = self.answers
         self.next_probe_s = now_s + interval_s * (1.0 + JITTER_RATIO * (2.0 * u - 1.0))
@@ -297,7 +296,7 @@ class Health:
         return None
 
     def refused_key(self, error: str) -> None:
-        """It refuses the proxy's own key, for which no client can be the cause: a trial is due."""
+        """Note a refusal of the proxy's own key: no client can be the cause, a trial is due."""
         self.last_error = error
         self.hollow.key_refused(error)
 

@@ -1,9 +1,9 @@
 """Hollow answers of one instance: those that served nobody, and how far they speak against it.
 
-An answer is hollow if its client has nothing of it, whatever its status says: a refusal (a 4xx), a
-success with nothing in it, a stream that ends before its first token, an end by `abort` or `error`.
-An instance that gives such answers does so at once. So it is always idle, and whatever goes by load
-or by time prefers it: a quick failure would be rewarded.
+A hollow answer is of no use to its client, whatever its status. Examples: a refusal (a 4xx), a
+success without content, a stream that ends before its first token, an end by `abort` or `error`. An
+instance that gives such answers does so at once. So it is always idle, and whatever goes by load or
+by time prefers it: a quick failure would be rewarded.
 
 A refusal may be right, and a client could have any number of them. So an instance is held against
 its peers: a hollow answer counts where another instance has served the same request. It is asked
@@ -38,7 +38,7 @@ FADE_S: Final = 10.0
 
 
 class Hollow:
-    """What is known of one instance's hollow answers; times are the router's clock, in s.
+    """One instance's hollow answers; times are the router's clock, in s.
 
     `doubts`: those that count, since it last served a request or a trial; `refusals`: in a row,
     with their clients; `answers`: requests served, in all. `is_blind`: the last trial told nothing,
@@ -90,7 +90,7 @@ class Hollow:
         self._last_s = now_s
 
     def key_refused(self, why: str) -> None:
-        """It refuses the proxy's own key; where its peers do too, a trial has told that already."""
+        """Note that it refuses the proxy's own key; if its peers do too, a trial has shown that."""
         self.why = why
         if not self.is_blind:
             self.doubts += DOUBTS
@@ -98,7 +98,7 @@ class Hollow:
     def refused(
         self, client: str, now_s: float, peers: int = 0, *, is_redirect: bool = False
     ) -> bool:
-        """It gave a client's error; whether another instance is to be asked whose fault it is.
+        """Note a client's error; returns whether another instance is asked for a second answer.
 
         `peers`: how many requests its peers have served. A path's redirection is the same
         everywhere: where nobody serves, any number of them is a client's fault.
@@ -120,7 +120,7 @@ class Hollow:
         self._clients.clear()
 
     def served(self, since_s: float) -> None:
-        """A client has a whole answer, of a request that may be older than the trouble."""
+        """Note a complete answer, of a request that may be older than the trouble."""
         self.answers += 1
         if since_s < self._failed_s:
             return
@@ -130,14 +130,14 @@ class Hollow:
         self._spared = SPARED if self._has_passed else 0
 
     def passed(self, *, is_blind: bool) -> None:
-        """A trial was answered; `is_blind`: with an error, as its peers answer it too."""
+        """Note an answered trial; `is_blind`: with an error that its peers give too."""
         self.doubts, self.is_blind = 0, is_blind
         if not is_blind:
             self.returned()
             self._has_passed, self._spared = True, SPARED
 
     def returned(self) -> None:
-        """Its breaker has closed: it gets requests again."""
+        """Note that its breaker has closed: it gets requests again."""
         self.doubts, self._part = 0, 0.0
 
     def renew(self) -> None:
@@ -148,7 +148,7 @@ class Hollow:
         self.is_blind = self._has_passed = False
 
     def weight(self, now_s: float) -> float:
-        """How much it is doubted, 0 to 1."""
+        """Doubt, 0 to 1."""
         return self._faded(now_s) if self._part else 0.0
 
     def _faded(self, now_s: float) -> float:

@@ -142,7 +142,7 @@ class Fleet:
         self._starting.pop(name, None)
 
     def process_gone(self, name: str) -> None:
-        """Nobody listens there: drop what was known of it, but for what its requests charge it.
+        """Drop all state of an instance where no server listens, except its requests' charges.
 
         A server that stops closes its port first and finishes its streams behind it.
         """
@@ -184,7 +184,7 @@ class Fleet:
         return any(not m.health.is_up for group in groups for m in _usable(group))
 
     def serving(self, model: str, exclude: Collection[str] = ()) -> list[Member]:
-        """Those that may be chosen for a model; for a model nobody serves, all that may be chosen.
+        """The eligible instances for a model; all eligible ones for a model not served.
 
         The engine's own 404 is the right answer to an unknown model, and only it can tell. While
         those that serve a model are away, the others would deny that there is such a model.
@@ -199,7 +199,7 @@ class Fleet:
     def holding(
         self, members: list[Member], model: str, tokens: int, beyond_tokens: int
     ) -> list[Member]:
-        """Those of `members` whose context holds a prompt of about so many tokens, and more.
+        """The `members` whose context holds a prompt of about so many tokens, and more.
 
         `beyond_tokens`: instances with a context no longer than this have refused it. Where it
         surely fits nowhere, those with the longest context: the prompt may fit, or their refusal is
@@ -244,7 +244,7 @@ class Fleet:
         return _usable(self._group(model))
 
     def rested_s(self, model: str, now_s: float) -> float | None:
-        """How long the last one for a model has rested that is up; None where none rests."""
+        """Seconds that the last up instance for a model has rested; None if none rests."""
         is_served, shortest_s = self.serves(model), None
         for m in self._members.values():
             if m.health.rest is None or m.is_draining or not m.health.is_up:
@@ -281,11 +281,11 @@ class Fleet:
         return {name for name, m in self._members.items() if m.health.is_doubted}
 
     def note_hollow(self, now_s: float) -> None:
-        """A hollow answer counts against an instance from now on."""
+        """Count a hollow answer against an instance."""
         self._hollow_until_s = now_s + FADE_S
 
     def doubts(self, members: Iterable[Member], now_s: float) -> list[float] | None:
-        """How much each is doubted for its hollow answers, 0 to 1; None: none of all, as ever."""
+        """Doubt of each instance by its hollow answers, 0 to 1; None: no doubt, the usual case."""
         if now_s >= self._hollow_until_s:
             return None
         return [m.health.hollow_weight(now_s) for m in members]
@@ -313,13 +313,13 @@ class Fleet:
         ]
 
     def returned(self, name: str) -> None:
-        """An instance came back, or is another process: cold, so it starts slowly."""
+        """Start an instance slowly: it came back or is another process, so it is cold."""
         if self._slow_start_s > 0 and (member := self._members.get(name)) is not None:
             member.credit = 0.0
             self._starting[name] = member
 
     def warm(self, free: list[Member], home: str | None, now_s: float) -> list[Member]:
-        """Those of `free` that take part in this placement.
+        """The instances of `free` that take part in this placement.
 
         An instance that starts slowly takes part in some placements only: ever more of them with
         the time since its return, compared to the warmest of `free`. So does a hot one, in as many
@@ -360,7 +360,7 @@ class Fleet:
         bases: Mapping[str, str] | None = None,
         lengths: Mapping[str, int] | None = None,
     ) -> None:
-        """Take in the models that an instance serves; `bases`: of adapters among them.
+        """Store the models of an instance; `bases`: base models of its adapters.
 
         `lengths`: tokens of context, by model, as far as they are told.
         """
@@ -384,7 +384,7 @@ class Fleet:
         self.uneven = frozenset([model for model, found in lengths.items() if len(found) > 1])
 
     def denies(self, model: str) -> bool:
-        """Whether every instance's models are known, and this named model is none of them."""
+        """Whether all instances' models are known without this one."""
         return self._knows_all_models and bool(model) and model not in self._served
 
     def reread_models(self) -> None:

@@ -1,12 +1,12 @@
-"""Where a request goes after an instance failed before the client's first byte.
+"""Retries: the next instance of a request that failed before the client's first byte.
 
-Nothing has reached the client, so a second run is invisible; it costs the fleet work, so it is
-bounded, three times: per request, by a budget over all of them, and by the instances that it may go
-to. An instance whose breaker is open gets no repetition. An instance without a recent failure gets
-the first retry at once, outside the budget. So one bad instance among good ones costs clients
-nothing, and requests that fail everywhere leave the budget to the others. Any other repetition
-needs the budget. When everything fails, every instance has failed lately and soon every breaker is
-open: the storm ends by itself.
+Nothing has reached the client, so a second run is invisible. It costs the fleet work, so it is
+bounded three times: per request, by a budget over all requests, and by the eligible instances. An
+instance whose breaker is open gets no repetition. An instance without a recent failure gets the
+first retry at once, outside the budget. So one bad instance among good ones costs clients nothing,
+and requests that fail everywhere leave the budget to the others. Any other repetition needs the
+budget. When everything fails, every instance has failed lately and soon every breaker is open: the
+storm ends by itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SAME_AGAIN = frozenset({FailureKind.CONNECT, FailureKind.UNREACHABLE, FailureKi
 
 
 class Next(Enum):
-    """What to do with the request."""
+    """The next step of a failed request."""
 
     SAME_INSTANCE = "same"
     OTHER_INSTANCE = "other"
@@ -55,51 +55,51 @@ def after_failure(kind: FailureKind, *, offloaded: bool, retries: int) -> Next:
 
 
 def is_innocent(kind: FailureKind) -> bool:
-    """Whether a D that was waiting for a peer's KV fails like this by the peer's fault."""
+    """Whether the peer caused this failure of a D that waited for its KV."""
     return kind in _D_INNOCENT
 
 
 def may_repeat(kind: FailureKind, retries: int) -> bool:
-    """Whether the same instance may be asked once more, after a pause, for want of another."""
+    """Whether the same instance may be tried again, after a pause, without another one."""
     return kind in _SAME_AGAIN and retries == 0
 
 
 def fallback_reason(kind: FailureKind) -> Fallback:
-    """What ended the offload when the decode leg failed in this way."""
+    """The fallback reason of an offload whose decode leg failed in this way."""
     return _D_INNOCENT.get(kind, Fallback.D_FAILED)
 
 
 def backoff_s(retries: int, u: float) -> float:
-    """The pause before a repetition after `retries` others: full jitter, `u` in 0..1 is random."""
+    """The pause before retry number `retries` + 1: full jitter, `u` in 0..1 is random."""
     longest_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** (retries + 2))
     return BACKOFF_MIN_S + u * (longest_s - BACKOFF_MIN_S)
 
 
 class Budget:
-    """How many repetitions are running, over all requests; `active` requests are in flight."""
+    """Number of running retries, over all requests; `active` requests are in flight."""
 
     def __init__(self) -> None:
         self.in_flight = 0
         self.active = 0
 
     def take(self) -> bool:
-        """Begin a repetition that needs the budget; false when too many run already."""
+        """Begin a retry that needs the budget; false when too many run already."""
         if not self.has_room():
             return False
         self.in_flight += 1
         return True
 
     def has_room(self) -> bool:
-        """Whether one more repetition may run now."""
+        """Whether one more retry may run now."""
         return self.in_flight < max(BUDGET_MIN, BUDGET_RATIO * self.active)
 
     def give_back(self) -> None:
-        """A repetition has its answer, or has failed."""
+        """End a retry: it has its answer, or has failed."""
         self.in_flight -= 1
 
 
 def busy_s(retry_after: str | None, unix_now_s: float) -> int:
-    """How long an engine that said it is busy is left alone: its Retry-After, in whole seconds.
+    """Pause for an engine that reported busy: its Retry-After, in whole seconds.
 
     Seconds or an HTTP date, kept within BUSY_MIN_S and BUSY_MAX_S; the least where it says nothing
     that could be read.

@@ -1,1 +1,1 @@
-"""What is cached where: prefixes, prompts in flight, sessions, free KV."""
+"""The contents of the caches: prefixes, prompts in flight, sessions, free KV."""

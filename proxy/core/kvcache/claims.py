@@ -1,4 +1,4 @@
-"""What an engine's KV events claim of prompts, held against what its answers found cached.
+"""Claims of an engine's KV events, compared with the cached tokens of its answers.
 
 Events tell of an engine's cache without proof. A wrong port, a relay of another engine's events, or
 a lie would draw all requests to an instance that has nothing of them. So what the events said of a
@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 SLACK_BLOCKS: Final = 2
 SLACK_RATIO: Final = 0.1
-"""A claim that is too large by so many of the engine's blocks, or this part, is right: some engines
-compute the last ones again, or find prefixes of certain lengths only."""
+"""A claim too large by so many of the engine's blocks, or this part, is right: some engines compute
+the last blocks again, or find only prefixes of certain lengths."""
 BELIEVED_WRONG: Final = 3
 BELIEVED_RIGHT: Final = 3
 """Claims that were wrong until an engine's events are not believed any more, and claims in a row
@@ -25,7 +25,7 @@ events are of no use, whoever sends them."""
 
 
 class Part(NamedTuple):
-    """What one data-parallel rank claims: `tokens`, up to the block `name`.
+    """The claim of one data-parallel rank: `tokens`, up to the block `name`.
 
     `block` is that block itself: one that is removed and stored again is another one.
     """
@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 class Claim:
-    """What the events of the instance `name` said of a prompt when it was placed there.
+    """The claims of the instance `name` on a prompt when it was placed there.
 
     `parts`: of each of its ranks, as it is unknown which one serves. `root`: prompts with one root
     are one observation: of token ids (`is_of_ids`) the same prompt, of text the same conversation.
@@ -50,7 +50,7 @@ class Claim:
         self.name, self.parts, self.root, self.is_of_ids = name, parts, root, is_of_ids
 
     def is_met(self, cached_tokens: int) -> bool | None:
-        """Whether an answer found as much as the least of the parts; None where that is nothing."""
+        """Whether an answer found as much as the smallest claim; None if that is nothing."""
         tokens = min([part.tokens for part in self.parts])
         blocks_tokens = SLACK_BLOCKS * max([part.block_tokens for part in self.parts])
         slack = max(blocks_tokens, int(SLACK_RATIO * tokens))
@@ -68,12 +68,12 @@ class Belief:
         self._gone = self._right = 0
 
     def gone(self) -> None:
-        """Take in a claim whose blocks were removed before the answer's prompt was looked up."""
+        """Count a claim whose blocks were removed before the answer's prompt was looked up."""
         self._gone += 1
         self.is_lost = self.is_lost or self._gone >= BELIEVED_GONE
 
     def observe(self, root: int, *, is_right: bool) -> None:
-        """Take in a claim that was held against an answer; a right one takes a wrong one back."""
+        """Count a claim compared with an answer; a right one cancels a wrong one."""
         if not is_right:
             self._right = 0
             if not self.is_lost:
@@ -89,5 +89,5 @@ class Belief:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing speaks against the events."""
+        """Whether no claim is wrong."""
         return not self.is_lost and not self._wrong and not self._gone

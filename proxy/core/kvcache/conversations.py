@@ -1,11 +1,11 @@
-"""Which session a request is a turn of, by its name and by its prompt.
+"""Recognition of a request's session, by its name and by its prompt.
 
-A name alone says too little. Under a session's name come titles, summaries and other agents'
-requests, whose prompts begin otherwise: they take no turn, move no home, and get a place of their
-own once they come back. An id may be a request's own, so it names a session once it has come back.
-A conversation without a name is recognised by its prompt, which continues an earlier prompt. For
-clients whose prompts begin differently each time, the last messages are compared. The first such
-turn makes it a session.
+A name alone says too little. Titles, summaries and other agents' requests come under a session's
+name with other prompts. They take no turn, move no home, and get a place of their own once they
+come back. An id may be a request's own, so it names a session once it has come back. A conversation
+without a name is recognised by its prompt, which continues an earlier prompt. For clients whose
+prompts begin differently each time, the last messages are compared. The first such turn makes it a
+session.
 
 What may become a session is remembered by what would show it (`Begun`): bounded by count and time,
 with a share for each tenant.
@@ -21,8 +21,8 @@ from proxy.core.kvcache.sessions import MARK, Form, Past, Sessions, Stay
 from proxy.core.types import RequestFacts
 
 SHORTER: Final = 0.9
-"""A prompt that begins otherwise than the session's last one and is shorter than this part of it is
-none of its turns: conversations grow, and what makes them shorter leaves their beginning."""
+"""A prompt that begins differently from the session's last one and is shorter than this part of it
+is not a turn. Conversations grow, and compaction keeps their beginning."""
 LONGER: Final = 1.5
 """One that is longer than this times the last one is none of its turns either."""
 OTHERS_BELIEVED: Final = 3
@@ -68,7 +68,7 @@ class Found:
 
     @property
     def home(self) -> str | None:
-        """The instance that has the session's KV; None where nobody knows of one."""
+        """The instance that has the session's KV; None if unknown."""
         stay = self.stay
         if self.key is None or stay is None or stay.cache.is_lost:
             return None
@@ -79,7 +79,7 @@ NOBODY: Final = Found(None)
 
 
 class Begun:
-    """Requests that may become sessions, by what would show it.
+    """Requests that may become sessions, by the hashes that would show it.
 
     A tenant that fills it loses its own oldest ones, once it has more than its share.
     """
@@ -93,7 +93,7 @@ class Begun:
         return self._count
 
     def first(self, tenant: str, evidence: Evidence, now_s: float) -> Stay | None:
-        """The oldest that goes on like this, and that no request runs for if there is such a one.
+        """The oldest match, preferably one without a running request.
 
         Of those whose KV may be there: not forgotten, not expired, not lost.
         """
@@ -111,7 +111,7 @@ class Begun:
         return running
 
     def add(self, tenant: str, evidence: Evidence, stay: Stay, now_s: float) -> None:
-        """A request was placed that this would show to be a session's."""
+        """Remember a placed request that this would show to be a session's."""
         entries = self._of.get(tenant)
         if entries is None:
             entries = self._of[tenant] = OrderedDict()
@@ -135,7 +135,7 @@ class Begun:
             del self._of[tenant]
 
     def remove(self, tenant: str, evidence: Evidence, stay: Stay) -> None:
-        """It is shown now; what showed it stands for others only."""
+        """Remove a recognised request; the others under this evidence stay."""
         entries = self._of.get(tenant)
         stays = entries.get(evidence) if entries is not None else None
         if entries is None or stays is None or stay not in stays:
@@ -192,7 +192,7 @@ class Conversations:
         return _otherwise(name, beside, stay, form, facts)
 
     def _by_prompt(self, facts: RequestFacts, now_s: float) -> Found:
-        """The conversation that the prompt goes on with: from the end of an earlier prompt."""
+        """The conversation that the prompt continues: from the end of an earlier prompt."""
         for evidence in (facts.ends, facts.tails):
             for back in range(1, len(evidence) + 1):
                 shown = evidence[-back]
@@ -214,7 +214,7 @@ class Conversations:
         now_s: float,
         shared_tokens: int = 0,
     ) -> Stay | None:
-        """Note that a request is served there, as a turn of the session that was found for it.
+        """Note a request's placement as a turn of its session.
 
         None where it is none and can never turn out to be one.
         """
@@ -242,7 +242,7 @@ class Conversations:
         return taken
 
     def _set_aside(self, name: str, tenant: str, now_s: float) -> None:
-        """What goes by a name was one request beside the session, which begins now."""
+        """Start the session of a name that was one request beside it."""
         other = self._sessions.take_off(name)
         if other is not None and (form := other.form) is not None:
             self.begun.add(tenant, _beside(name, form.block, form.end), other, now_s)
@@ -276,13 +276,13 @@ class Conversations:
         return stay
 
     def _note_prompt(self, stay: Stay, facts: RequestFacts, now_s: float) -> None:
-        """Remember a prompt by what its next turn would show."""
+        """Remember a prompt by the hashes of its possible next turn."""
         stay.evidence = [shown for shown in (*facts.ends[-1:], *facts.tails[-1:]) if shown]
         for shown in stay.evidence:
             self.begun.add(facts.tenant, shown, stay, now_s)
 
     def _note_named(self, taken: Stay, facts: RequestFacts, now_s: float, *, is_turn: bool) -> None:
-        """Note what a session with a name looks like now, or what is beside it."""
+        """Note the latest prompt of a named session, or of a request beside it."""
         if facts.session_id is None:
             facts.session_id = facts.own_id
         self._note_form(taken, facts)
@@ -313,7 +313,7 @@ class Conversations:
         form.others, form.other_size = 0, 0.0
 
     def _note_other(self, facts: RequestFacts) -> None:
-        """A request under a session's name is none of its turns, as it begins otherwise."""
+        """Note a request under a session's name that begins differently: it is not a turn."""
         stay = self._sessions.stay(facts.session_id or facts.own_id)
         if stay is None or (form := stay.form) is None:
             return
@@ -323,7 +323,7 @@ class Conversations:
         form.other_size = size
 
     def end_session(self, name: str) -> bool:
-        """Forget a session and all beside it; tells whether it had a home."""
+        """Forget a session and all beside it; returns whether it had a home."""
         stay = self._sessions.stay(name)
         beside = stay.form.beside if stay is not None and stay.form is not None else []
         for key in beside:
@@ -332,12 +332,12 @@ class Conversations:
 
 
 def _again(first: Stay, name: str) -> Found:
-    """A name has come back; without an answer to the first request that is the same one again."""
+    """The session of a name that came back; a repetition if the first request got no answer."""
     return Found(None, first) if first.is_idle_unserved else Found(name, first, shown=name)
 
 
 def _beside(name: str, block: int | None, end: int | None) -> str:
-    """The name in the table of what has a session's name and begins like this."""
+    """The table's name for a request under a session's name that begins like this."""
     return f"{name}{MARK}{block or end or 0:x}"
 
 
@@ -353,7 +353,7 @@ def _beginning(facts: RequestFacts) -> tuple[int | None, int | None]:
 
 
 def _is_alike(form: Form, block: int | None, end: int | None) -> bool:
-    """Whether a prompt begins like the session's last one; true where that one shows nothing."""
+    """Whether a prompt begins like the session's last one; true if that one has no hashes."""
     if block is not None and block == form.block:
         return True
     if end is not None and form.end is not None:
@@ -362,7 +362,7 @@ def _is_alike(form: Form, block: int | None, end: int | None) -> bool:
 
 
 def _otherwise(name: str, beside: str, stay: Stay, form: Form, facts: RequestFacts) -> Found:
-    """Whose a request is that begins otherwise than its name's session, and was not seen before."""
+    """The owner of a new request that begins differently from its name's session."""
     size = _size(facts)
     if SHORTER * form.size <= size <= LONGER * form.size:
         return Found(name, stay)

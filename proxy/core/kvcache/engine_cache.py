@@ -1,4 +1,4 @@
-"""What the KV cache of one engine is believed to hold, of one incarnation of an instance.
+"""The assumed contents of one engine's KV cache, of one incarnation of an instance.
 
 `EngineCache` is a part of the instance's state (core.instances). Its blocks are kept in the order
 in which the engine evicts them, as runs of equal age (`Runs`). A prompt in use holds its blocks
@@ -49,11 +49,11 @@ class Hold:
 class Use:
     """One prompt in one cache, from its placement to the end of its answer.
 
-    `blocks` of it were there before, the last of them used at `age`; None where the instance was
-    given the KV by a peer, so that its count of cached tokens says nothing. `older_blocks`: blocks
-    of the prompt in other runs than the last. `kept_blocks`: blocks of other prompts that are
-    evicted after it; None if the cache size is known, they are too many to count, or prompts wait
-    for room. `ahead_blocks`: blocks that were on their way then.
+    `blocks`: blocks of the prompt cached before, the last of them used at `age`. None if a peer
+    sent the KV, so that the cached tokens mean nothing. `older_blocks`: blocks of the prompt in
+    other runs than the last. `kept_blocks`: blocks of other prompts that are evicted after it; None
+    if the cache size is known, they are too many to count, or prompts wait for room.
+    `ahead_blocks`: blocks that were on their way then.
     """
 
     cache: EngineCache
@@ -180,7 +180,7 @@ class Runs:
         return blocks
 
     def evicted_next(self, count: int, own: int, held: Container[int]) -> list[tuple[int, float]]:
-        """The `count` blocks that are evicted next: of each run how many, and when it was used.
+        """The `count` blocks evicted next: the number per run, and when the run was used.
 
         `own`, `held`: ages of runs that are in use, which are not evicted. After RUNS_PRICED runs
         the rest is taken to be of the last one.
@@ -206,7 +206,7 @@ class Runs:
         return ages[0] if ages else None
 
     def is_newest(self, hashes: Sequence[int], age: int) -> bool:
-        """Whether all of a prompt was last used at `age`, and nothing after it."""
+        """Whether all of a prompt was last used at `age`, and no later block."""
         run = self._runs.get(age)
         if run is None or self._ages[-1] != age or not 0 < len(hashes) <= len(run):
             return False
@@ -234,18 +234,18 @@ class Runs:
 
 
 class EngineCache:
-    """The cache of one engine: its blocks, prompts in use and on their way, who lives there.
+    """The cache of one engine: its blocks, prompts in use and on their way, its sessions.
 
     `is_lost`: its process is gone. `is_all_held`: nothing was left to evict, and no hold has ended
-    since. `bit`: its place in the prefix index, 0 while it has none there. `limit_blocks`: what it
-    can hold, None while unknown; `reported_blocks` of it as its engine reported, `learned_blocks`
-    and `learned_tokens` as its answers showed; `proven_blocks` and `proven_tokens` it held at once,
-    as answers showed before a size was known. `witnesses`: prompts of which it had less than
-    expected, and how old what they lack is; `right`: beginnings of prompts of which it had what was
-    expected, and how often. `found_gcd`: of the cached tokens of so many answers, `found_count`.
-    `reserved_blocks`: on their way. `full_ratio`: None when it is to be reckoned again. `holds`: by
-    their age. `computing`: the first missing block of each prompt on its way, and how many there
-    are; `computing_blocks`: of all of them. `sessions`: how many live there.
+    since. `bit`: its place in the prefix index, 0 while it has none there. `limit_blocks`: its
+    size, None while unknown. `reported_blocks`: size as its engine reported. `learned_blocks`,
+    `learned_tokens`: size as answers showed. `proven_blocks`, `proven_tokens`: contents at one
+    moment, as answers showed before a size was known. `witnesses`: prompts of which it had less
+    than expected, and how old what they lack is; `right`: beginnings of prompts of which it had
+    what was expected, and how often. `found_gcd`: of the cached tokens of so many answers,
+    `found_count`. `reserved_blocks`: on their way. `full_ratio`: None when it is to be reckoned
+    again. `holds`: by their age. `computing`: the first missing block of each prompt on its way,
+    and how many there are; `computing_blocks`: of all of them. `sessions`: how many live there.
     """
 
     __slots__ = (
@@ -294,25 +294,25 @@ class EngineCache:
         self.sessions = 0
 
     def note_found(self, tokens: int) -> None:
-        """An answer tells so many cached tokens, which are whole blocks of the engine's own."""
+        """Note an answer's cached tokens, which are whole blocks of the engine."""
         if tokens > 0:
             self.found_gcd = math.gcd(self.found_gcd, tokens)
             self.found_count += 1
 
     @property
     def engine_block_tokens(self) -> int:
-        """Tokens of a block of the engine's own: the usual ones until answers have shown them."""
+        """Tokens of the engine's blocks: the usual number until answers have shown them."""
         shown = self.found_count >= BLOCK_SHOWN and self.found_gcd <= BLOCK_MOST
         return self.found_gcd if shown else math.gcd(BLOCK_USUAL, self.found_gcd)
 
     @property
     def blocks(self) -> int:
-        """Number of blocks believed to be in the cache."""
+        """Number of blocks assumed to be in the cache."""
         return self.runs.size
 
 
 def _before_answer(run: Sequence[int]) -> int:
-    """How many blocks of a run come before the answer that it may end with."""
+    """Number of a run's blocks before the answer that it may end with."""
     known = len(run)
     while known and run[known - 1] < 0:
         known -= 1
@@ -320,7 +320,7 @@ def _before_answer(run: Sequence[int]) -> int:
 
 
 def _common(run: Sequence[int], hashes: Sequence[int], at: int, end: int) -> int:
-    """How many blocks of a run are the prompt's from `at` on, before `end`; the first one is."""
+    """Number of a run's blocks that are the prompt's from `at` on, before `end`; at least one."""
     high = min(len(run), end - at)
     if run[high - 1] == hashes[at + high - 1]:
         return high
@@ -346,7 +346,7 @@ class ReleaseRate:
         self.count = 0
 
     def add(self, tokens: int, now_s: float) -> None:
-        """A stream that held this many tokens has ended."""
+        """Note the end of a stream that held this many tokens."""
         self._ended.append((now_s, tokens))
         self._tokens += tokens
         self.count += 1

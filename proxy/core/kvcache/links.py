@@ -1,10 +1,10 @@
-"""Where prompts of text end in an engine's chains of blocks.
+"""Ends of text prompts in an engine's chains of blocks.
 
-The proxy has no tokenizer, so it cannot make an engine's blocks of a text. But an answer tells how
-many tokens its prompt had, and the events which chains of blocks grew meanwhile: the one whose
-length fits, and whose session where the engine tells it, is the prompt's. A later prompt that
-begins with the same messages has the same tokens up to there. So a `Link` is kept under the hash of
-those messages (`RequestFacts.ends`), and what is left of its chain is a hit.
+The proxy has no tokenizer, so it cannot make an engine's blocks of a text. But an answer reports
+its prompt's tokens, and the events show the chains that grew meanwhile. The prompt's chain has the
+matching length, and the matching session if the engine reports it. A later prompt that begins with
+the same messages has the same tokens up to there. So a `Link` is kept under the hash of those
+messages (`RequestFacts.ends`), and what is left of its chain is a hit.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ ID_BYTES: Final = 4
 
 
 class Link:
-    """Where a prompt ended in the chain of blocks of one rank.
+    """The end of a prompt in the chain of blocks of one rank.
 
-    `prompt_tokens`: its length as the engine counted it, 0 where its place in the chain is not
-    known: then a prompt only passed here, or ended here in a chain that was not found
-    (`is_unknown`). `estimate`: its length as it was estimated, 0 where it was not. `most`: blocks
-    of prompt and answer, of the prompt only where the chain was not found. `tail`: the last of them
-    that is there; `depth`: blocks up to there, 0 where none is left. `is_growing`: the answer's
-    last block is still awaited. `ids`: the answer's token ids, 4 bytes each, as far as they were
-    published, where `wants_ids`. `returned`: how many of them a later prompt begins with behind
-    this one, None while that is unknown.
+    `prompt_tokens`: its length as the engine counted it, 0 if its place in the chain is unknown.
+    Then a prompt only passed here, or ended here in an unknown chain (`is_unknown`). `estimate`:
+    its length as it was estimated, 0 where it was not. `most`: blocks of prompt and answer, of the
+    prompt only where the chain was not found. `tail`: the last of them that is there; `depth`:
+    blocks up to there, 0 where none is left. `is_growing`: the answer's last block is still
+    awaited. `ids`: the answer's token ids, 4 bytes each, as far as they were published, where
+    `wants_ids`. `returned`: how many of them a later prompt begins with behind this one, None while
+    that is unknown.
     """
 
     __slots__ = (
@@ -57,15 +57,15 @@ class Link:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether a prompt ended here whose chain was not found."""
+        """Whether a prompt ended here without a known chain."""
         return self.most > 0 and not self.prompt_tokens
 
     def lacks(self, block_tokens: int) -> bool:
-        """Whether a known prompt is not there any more, or only a part of its whole blocks."""
+        """Whether a known prompt has lost some or all of its blocks."""
         return self.depth * block_tokens <= self.prompt_tokens - block_tokens
 
     def compare(self, ids: bytes) -> None:
-        """Note how much of the answer a text is that was cut into these ids."""
+        """Note the share of the answer in a text that was tokenised to these ids."""
         most = min(len(ids), len(self.ids)) // ID_BYTES
         low, high = 0, most
         while low < high:
@@ -78,7 +78,7 @@ class Link:
 
 
 class Tail:
-    """The end of a chain: of which session's request, where the engine tells it, and since when.
+    """The end of a chain, its session if the engine reports it, and its time.
 
     `ids`: the last token ids up to there.
     """
@@ -101,7 +101,7 @@ class Chains:
     def grew(
         self, parent: int | None, names: Sequence[int], session: str, t_s: float, ids: bytes
     ) -> None:
-        """Blocks were stored behind `parent`, at `t_s`; `ids`: of their tokens."""
+        """Note blocks stored after `parent` at `t_s`; `ids`: their token ids."""
         tails = self._tails
         if parent is not None:
             if (links := self._links.get(parent)) is not None:
@@ -115,7 +115,7 @@ class Chains:
             tails.popitem(last=False)
 
     def _follow(self, links: dict[Link, None], names: Sequence[int], ids: bytes) -> None:
-        """Let links that lack their answer's end go on along these blocks."""
+        """Extend links that lack their answer's end along these blocks."""
         for link in [link for link in links if link.is_growing]:
             steps = min(len(names), link.most - link.depth)
             self.drop(link)
@@ -135,7 +135,7 @@ class Chains:
         self._links.setdefault(tail, {})[link] = None
 
     def drop(self, link: Link) -> None:
-        """Keep a link no longer."""
+        """Drop a link."""
         links = self._links.get(link.tail)
         if links is not None:
             links.pop(link, None)
@@ -143,7 +143,7 @@ class Chains:
                 del self._links[link.tail]
 
     def evicted(self, name: int, before: int | None, depth: int) -> None:
-        """A block is gone; the one `before` it, None where that is gone too, is `depth` deep."""
+        """Remove a block; the block `before` it, None if gone too, is `depth` deep."""
         self._tails.pop(name, None)
         links = self._links.pop(name, None)
         if links is None:
@@ -155,7 +155,7 @@ class Chains:
                 self.keep(link, before)
 
     def clear(self) -> None:
-        """All blocks are gone."""
+        """Remove all blocks."""
         for links in self._links.values():
             for link in links:
                 link.is_growing, link.depth = False, 0
@@ -163,13 +163,13 @@ class Chains:
         self._tails.clear()
 
     def ids_before(self, name: int, count: int) -> bytes:
-        """The last `count` token ids up to the end of a chain; empty where they are not known."""
+        """The last `count` token ids of a chain; empty if unknown."""
         tail = self._tails.get(name)
         size = count * ID_BYTES
         return tail.ids[-size:] if tail is not None and 0 < size <= len(tail.ids) else b""
 
     def tails(self, since_s: float, session: str) -> list[int]:
-        """Ends of chains that grew since a moment, the last first.
+        """Ends of chains that grew since a moment, latest first.
 
         Of this session where there are any; never of another one.
         """

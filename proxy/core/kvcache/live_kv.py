@@ -1,4 +1,4 @@
-"""The KV of sessions that may come back: how much of it each instance has to keep.
+"""The KV of sessions that may come back, per instance.
 
 A session that is between two turns needs its KV with the chance that it comes back at all. That
 chance falls with its idle time, by a curve of the fleet in logarithmic bins. The curve is the
@@ -65,17 +65,17 @@ class ReturnCurve:
         self._reckon([0.0] * BINS)
 
     def returned(self, idle_s: float) -> None:
-        """A session has come back after this time."""
+        """Count a session that came back after this time."""
         self._returned[bin_of(idle_s)] += 1.0
         self._new += 1
 
     def left(self, idle_s: float) -> None:
-        """A session is not looked at any more, after this idle time without a request."""
+        """Count a session that is dropped after this idle time without a request."""
         self._left[bin_of(idle_s)] += 1.0
         self._new += 1
 
     def chance(self, idle_s: float) -> float:
-        """The chance 0..1 that a session comes back which has been idle for this time."""
+        """The chance 0..1 that a session idle for this time comes back."""
         return self._chances[bin_of(idle_s)]
 
     def chance_in(self, k: int) -> float:
@@ -83,7 +83,7 @@ class ReturnCurve:
         return self._chances[k]
 
     def renew(self, idle: Iterable[LiveKv], now_s: float) -> None:
-        """Reckon the curve anew if it is due; `idle`: of all instances."""
+        """Compute the curve again if due; `idle`: of all instances."""
         waited_s = now_s - self._renewed_s
         few = max(RENEWED_AFTER, RENEWED_RATIO * self._seen)
         if self._new < few and 0.0 <= waited_s < RENEWED_S:
@@ -116,7 +116,7 @@ class ReturnCurve:
 
 
 class Bucket:
-    """The sessions that became idle between two times: how many, and their KV tokens."""
+    """The sessions that became idle between two times: their number and KV tokens."""
 
     __slots__ = ("count", "end_s", "start_s", "tokens")
 
@@ -146,7 +146,7 @@ class LiveKv:
         return sum([bucket.tokens for bucket in self._buckets])
 
     def becomes_idle(self, tokens: int, now_s: float) -> float:
-        """A session has no request in flight any more; gives the time to name at `leaves_idle`."""
+        """Note that a session is idle; returns the time to pass to `leaves_idle`."""
         at_s = now_s
         newest = self._buckets[-1] if self._buckets else None
         if newest is not None and now_s < newest.start_s + LEAST_WIDTH_S:
@@ -160,7 +160,7 @@ class LiveKv:
         return at_s
 
     def leaves_idle(self, tokens: int, since_s: float) -> None:
-        """A session that was idle since then has a request again, or is forgotten."""
+        """Note that a session idle since then has a request again, or is forgotten."""
         at = self._place_of(since_s)
         bucket = self._buckets[at]
         bucket.count -= 1
@@ -170,7 +170,7 @@ class LiveKv:
         self._weighed = max(0.0, self._weighed - tokens) if self._buckets else 0.0
 
     def tokens(self, curve: ReturnCurve, now_s: float) -> float:
-        """Tokens that are or will be needed: of running sessions, and of idle ones by chance."""
+        """Tokens needed: of running sessions, and of idle ones times their chance."""
         if not 0.0 <= now_s - self._weighed_s < WEIGHED_S:
             self._weigh(curve, now_s)
         return self.running + self._weighed

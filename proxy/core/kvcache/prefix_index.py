@@ -1,4 +1,4 @@
-"""Which instance holds which prefix: an approximation by what was routed there.
+"""The prefix index: prefixes per instance, approximated by the prompts routed there.
 
 What is known of one instance's cache is in its `EngineCache`; here is what is kept over all. One
 dict maps a chained block hash to a bitmask of instances. A chained hash stands for its whole
@@ -58,7 +58,7 @@ class PrefixIndex:
         return self._total
 
     def limit(self, cache: EngineCache, max_blocks: int) -> None:
-        """Set how many blocks an engine holds at most."""
+        """Set the most blocks that an engine holds."""
         if cache.limit_blocks != max_blocks:
             cache.limit_blocks = max(1, max_blocks)
             self._shrink(cache)
@@ -81,7 +81,7 @@ class PrefixIndex:
         return self._max_blocks if cache.limit_blocks is None else cache.limit_blocks
 
     def full_ratio(self, cache: EngineCache) -> float:
-        """How full an engine's cache is, reserved room included, 0..1; 0 while it is unknown."""
+        """Fill level of an engine's cache, reserved room included, 0..1; 0 while unknown."""
         capacity = self.capacity(cache)
         used = cache.reserved_blocks + cache.blocks
         cache.full_ratio = ratio = min(1.0, used / capacity) if capacity else 0.0
@@ -98,7 +98,7 @@ class PrefixIndex:
     def displaced(
         self, cache: EngineCache, hashes: Sequence[int], hit: int
     ) -> list[tuple[int, float]]:
-        """The blocks that a prompt displaces: how many, and when they were used last.
+        """The blocks that a prompt displaces: their number and last use.
 
         `hit`: blocks of the prompt that are there; they are in use while it runs.
         """
@@ -172,7 +172,7 @@ class PrefixIndex:
         return age
 
     def insert_held(self, cache: EngineCache, hashes: Sequence[int], reserved: int) -> Hold | None:
-        """The same of a prompt that is in use from now on."""
+        """`insert` for a prompt that is in use from now on."""
         self._add(cache, hashes)
         hold = self.hold(cache, hashes)
         self.reserve(cache, reserved)
@@ -198,7 +198,7 @@ class PrefixIndex:
         return age
 
     def answered(self, cache: EngineCache, age: int, blocks: int) -> None:
-        """An answer has filled so many blocks after the prompt that was last used at `age`."""
+        """Add an answer's blocks after the prompt that was last used at `age`."""
         self._total += cache.runs.append_answer(age, blocks)
 
     def goes_on(self, hold: Hold) -> None:
@@ -260,7 +260,7 @@ class PrefixIndex:
     def hold(
         self, cache: EngineCache, hashes: Sequence[int], blocks: int | None = None
     ) -> Hold | None:
-        """What an engine has of a prompt is not evicted until the hold is released.
+        """Hold a prompt's blocks on an engine: they are not evicted until released.
 
         `blocks`: how much that is, where `held` has just said so.
         """

@@ -108,9 +108,9 @@ class PublishedBlocks:
     `block_tokens`: 0 until the first block. `copies`: physical blocks, as an engine may hold one
     more than once. `full_blocks`: the most of them when one was evicted, 0 before the first.
 
-    Of the batches: `batches` so far, `gaps` in their numbers, of which `lost_gaps` could not be
-    closed, `restarts` of the engine, `malformed` ones; the last came at `heard_s`, `lag_s` after it
-    was made. `fault`: why none come, None while they do.
+    Of the batches: `batches` so far, `gaps` in their numbers, `lost_gaps` that could not be closed,
+    `restarts` of the engine, `malformed` ones. The last came at `heard_s`, `lag_s` after it was
+    made. `fault`: why none come, None while they do.
     """
 
     __slots__ = (
@@ -337,7 +337,7 @@ class PublishedBlocks:
         return above is not None and self._blocks[above].children > 1
 
     def depth_of(self, name: int) -> int:
-        """How deep a block is; 0 where it is not there, or that is unknown."""
+        """Depth of a block; 0 if it is absent or its depth unknown."""
         block = self._blocks.get(name)
         return 0 if block is None else block.depth
 

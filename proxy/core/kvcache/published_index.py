@@ -1,4 +1,4 @@
-"""What all engines have of a prompt by their KV events, and the ends of prompts of text in it.
+"""The index by KV events: each engine's blocks of a prompt, and the ends of text prompts.
 
 Where it is known what an engine has of a prompt, that counts; elsewhere the approximate index
 (`prefix_index`) does. A prompt of token ids is looked up in the published blocks. One of text is
@@ -94,7 +94,7 @@ class PublishedIndex:
         return blocks
 
     def close(self, name: str, rank: int, blocks: PublishedBlocks) -> None:
-        """Nobody follows the events of this rank any more, unless they have another set by now."""
+        """Stop following the events of this rank, unless another set has replaced it."""
         ranks = self._ranks.get(name, {})
         blocks.renew(is_whole=False)
         blocks.is_live = blocks.is_connected = False
@@ -107,7 +107,7 @@ class PublishedIndex:
                 self._beliefs.pop((name, is_of_ids), None)
 
     def claim(self, facts: RequestFacts, name: str) -> Claim | None:
-        """What an instance's events say that it has of a prompt; None where they say nothing."""
+        """The cached part of a prompt by an instance's events; None if they do not tell."""
         if not self._ranks or not (facts.units or facts.ends):
             return None
         end_of = self._end_by_ids if facts.units else self._end_by_ends
@@ -339,7 +339,7 @@ class PublishedIndex:
                     return
 
     def ended(self, ended: Ended) -> None:
-        """An instance has computed a prompt of text and answered it."""
+        """Note a text prompt that an instance computed and answered."""
         ranks = self._ranks.get(ended.name, {})
         if not ranks or not ended.facts.ends:
             return
@@ -392,7 +392,7 @@ class PublishedIndex:
         return self._earlier_end(blocks, ended.facts, prompt) if tail is None else tail
 
     def left_unknown(self, name: str, facts: RequestFacts, prompt_tokens: int) -> None:
-        """An instance has computed or received a prompt, but where in its chains is not known.
+        """Note a prompt that an instance computed or received, with unknown place in its chains.
 
         No earlier end stands for this one then: what the engine has of it is up to the approximate
         index.

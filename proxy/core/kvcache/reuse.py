@@ -8,9 +8,9 @@ What the engine evicted all the same shows in its answers. If fewer tokens were 
 index has blocks, that may also be a prompt that the engine reads in another way than the index. So
 two prompts of different beginnings have to say so (`EngineCache.witnesses`); then all counts as
 evicted that is as old as what both lack. The blocks that are left show the size of the cache, which
-is learned where the engine reports none. Only the computing instance is asked, and only about what
-was there: KV from a peer counts as cached at D, and what a sibling still computes may be computed
-twice without anything having been evicted.
+is learned where the engine reports none. Only the computing instance counts, and only its earlier
+blocks. KV from a peer counts as cached at D, and a sibling's unfinished blocks may be computed
+twice without an eviction.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ class Reuse:
 
         By its events it has `held` now, and if it `goes_on` perhaps a part of the next message;
         `hit` is what the approximate index expects. Only that one sees into messages, and what
-        siblings on their way will leave. Where it has less it is not believed: it lacks answers and
-        what others sent there, and evicts earlier than the engine (to believe it from half on cost
-        100,000 tokens of hits in 502 requests of `make bench-routing`).
+        siblings on their way will leave. A smaller size is not used: it lacks answers and others'
+        prompts, and evicts earlier than the engine. Using it from half on cost 100,000 hit tokens
+        in 502 requests of `make bench-routing`.
         """
         if goes_on:
             return hit
@@ -251,7 +251,7 @@ class Reuse:
         return True
 
     def _was_right(self, use: Use, facts: RequestFacts, slack: float) -> None:
-        """A prompt was found as expected: who says that all of its age is gone is wrong."""
+        """Note a prompt found as expected: it refutes that all of its age is gone."""
         if not use.blocks or use.blocks <= slack:
             return
         cache, root = use.cache, facts.block_hashes[0]

@@ -1,4 +1,4 @@
-"""Which instance a session lives on, and which one holds a response that it stored.
+"""The homes of sessions, and the holders of stored responses.
 
 Both tables are bounded by time and count; when one is full the least recently used entry of the
 tenant that holds most goes (`ByTenant`), and before it a session that no engine has ever served.
@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 
 class ByTenant(Generic[K]):
-    """Who uses the keys of a table that tenants share, and whose key goes when it is full.
+    """The keys of a table per tenant, and the key to drop when it is full.
 
     It is the oldest of the tenant that holds most, so what one tenant adds costs nobody else. Each
     step takes the same time, whatever the number of tenants. Nothing is kept for keys without a
@@ -61,7 +61,7 @@ class ByTenant(Generic[K]):
         keys.move_to_end(key, last=not is_oldest)
 
     def remove(self, key: K) -> None:
-        """A key has left the table."""
+        """Remove a key."""
         owner = self._owners.pop(key, "")
         if not owner:
             return
@@ -100,7 +100,7 @@ Looks = tuple[int | None, int | None, float, bool]
 
 
 class Form:
-    """What the prompts of a session look like, by its last turn.
+    """The form of a session's prompts, by its last turn.
 
     `block`, `end`: hashes of the first block and of the prompt up to the end of its first message;
     None where it has none. `size`: of its prompt, in blocks. `is_kept`: a turn began like the one
@@ -125,7 +125,7 @@ class Form:
         return self
 
     def looks(self) -> Looks:
-        """What another process needs of it."""
+        """The form's values for another process."""
         return self.block, self.end, self.size, self.is_kept
 
 
@@ -261,7 +261,7 @@ class Sessions:
         return None if home is None or home.cache.is_lost else home.cache.name
 
     def entry(self, session_id: str, now_s: float) -> Stay | None:
-        """What the table has of a session, also of one whose cache is lost."""
+        """A session's entry, also if its cache is lost."""
         self._expire(now_s)
         return self._homes.get(session_id)
 
@@ -283,7 +283,7 @@ class Sessions:
         self.curve.renew(self._live.values(), now_s)
 
     def stay(self, session_id: str | None) -> Stay | None:
-        """What is known of a session; None where nothing is, or its cache is lost."""
+        """A session's entry; None if unknown, or its cache is lost."""
         stay = self._homes.get(session_id) if session_id is not None else None
         return None if stay is None or stay.cache.is_lost else stay
 
@@ -352,7 +352,7 @@ class Sessions:
         cache.sessions += 1
 
     def move(self, stay: Stay | None, cache: EngineCache) -> None:
-        """The same turn goes on elsewhere, also when its old home was lost meanwhile."""
+        """Move a running turn to another instance, also if its old home was lost meanwhile."""
         if stay is None or stay.is_dropped:
             return
         if not stay.key:  # not counted as long as it is in no table
@@ -503,7 +503,7 @@ class StoredResponses:
         return len(self._holders)
 
     def note(self, key: str, cache: EngineCache, now_s: float, tenant: str = "") -> None:
-        """An instance has stored a tenant's response, or one there was used."""
+        """Note a tenant's stored response on an instance, or its use."""
         self._expire(now_s)
         self._holders.pop(key, None)
         self._holders[key] = cache, now_s

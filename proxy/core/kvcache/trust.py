@@ -1,4 +1,4 @@
-"""Which prediction of a prompt's cached tokens is believed: its key's, or its session's own.
+"""The choice between two predictions of cached tokens: by the prompt's key, or its session.
 
 The key predicts what the index of prefixes has (`Reuse.hits`). It is wrong where the engine renders
 other text than the key holds, as for a client whose form nobody has seen yet. The session predicts
@@ -43,7 +43,7 @@ Counts = tuple[int, int | None, int]
 
 @dataclass(slots=True, eq=False, init=False)
 class Kind:
-    """What reports say of a kind of client.
+    """Reports on a kind of client.
 
     `key_error`, `session_error`: mean errors of the predictions, as parts of the prompt.
     `found_part`: of what the key predicted; `prompt_part` and `answer_part` as in `Past`.
@@ -85,7 +85,7 @@ class Kind:
 
 
 class Trust:
-    """What is known of each kind of client, by tenant."""
+    """Reports on each kind of client, by tenant."""
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[str, OrderedDict[str, Kind]] = OrderedDict()

@@ -157,7 +157,7 @@ def _step_line() -> OnlineRegression:
 
 
 class Calibration:
-    """How far off predictions of TTFT were lately, by the request's size and what was before it.
+    """Recent errors of TTFT predictions, by the request's size and whether it queued.
 
     `by`: ratios of predicted to measured TTFT, by route class, and whether prompts were before it.
     """
@@ -329,7 +329,7 @@ class TimesByName(ABC):
 
     @abstractmethod
     def all_times(self) -> list[Times]:
-        """Those of all instances that have some."""
+        """The lines of all instances that have some."""
 
     @abstractmethod
     def is_kept(self, name: str) -> bool:
@@ -395,7 +395,7 @@ class Latency:
             del self._pairs[pair]
 
     def legacy(self, name: str) -> list[list[float]]:
-        """What the instance's lines have learned, for `adopt` in another process."""
+        """The instance's learned lines, for `adopt` in another process."""
         times = self.of(name)
         return [times.prefill.legacy(), times.step.legacy()]
 

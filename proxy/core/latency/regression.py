@@ -82,7 +82,7 @@ class OnlineRegression:
         self._solve()
 
     def legacy(self) -> list[float]:
-        """What was learned, for `adopt` in another process: both priors, then the sums."""
+        """The learned values, for `adopt` in another process: both priors, then the sums."""
         return [*self._prior, *self._toward, *self._sums()]
 
     def adopt(self, legacy: Sequence[float]) -> None:

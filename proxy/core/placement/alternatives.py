@@ -122,7 +122,7 @@ class Alternatives:
 
 
 class PastChecks:
-    """Of a refused request: the instances that could have served it, and what they are past.
+    """The instances that could have served a refused request, with their failed checks.
 
     At most COLOCATIONS_KEPT of them, the first to be free first. `why`: the refusal in short.
     """

@@ -55,10 +55,11 @@ class SessionKv(ABC):
 
     @abstractmethod
     def tokens_too_much(self, name: str, hit_tokens: int, kv_tokens: int) -> tuple[float, float]:
-        """On an instance, tokens that are displaced now, and that do not fit from now on.
+        """Tokens displaced now on an instance, and tokens that do not fit from now on.
 
-        Displaced: by the prompt, of which `hit_tokens` are there, and needed again, by chance. Too
-        much: of live KV beyond `kv_tokens`, because the session lives there too, on average.
+        First: tokens that the prompt would evict (`hit_tokens` of it are there), times the chance
+        that they are needed again. Second: expected live KV above `kv_tokens` if the session stays
+        here.
         """
 
 
@@ -69,12 +70,11 @@ class Candidates:
     A decision reads numbers of every instance but needs few of them as objects, so a Candidate is
     only made on access.
 
-    `has_failed`: whether something has failed there since it last worked. `doubts`: how much each
-    is doubted for answers that served nobody, 0 to 1; None where none is. `prefill_factors`: what a
-    prefill is priced at there, 1 where it is cool; None where all are cool, as is `helps` then.
-    `times`: the instances' learned times; None where they are to be looked up by name.
-    `key_tokens`: as in `Candidate`. `is_home_doubted`: whether it is doubtful what the session's
-    home has of the prompt, see `core.kvcache.trust`.
+    `has_failed`: whether something failed there since it last worked. `doubts`: doubt by hollow
+    answers, 0 to 1; None without any. `prefill_factors`: price factor of a prefill, 1 on a cool
+    instance; None if all are cool, and so is `helps`. `times`: the instances' learned times; None
+    to look them up by name. `key_tokens`: as in `Candidate`. `is_home_doubted`: whether it is
+    doubtful what the session's home has of the prompt, see `core.kvcache.trust`.
     """
 
     prompt_tokens: int

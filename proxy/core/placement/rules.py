@@ -99,7 +99,7 @@ def colocate(reason: Reason) -> OffloadDecision:
 
 
 def seed_heuristic(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
-    """Offload when P carries less than D, is not overloaded, and D decodes."""
+    """Offload when P has less load than D, is not overloaded, and D decodes."""
     if p.load.ongoing_tokens >= q.decode.load.ongoing_tokens:
         d_idle = not q.decode.load.ongoing_tokens
         return colocate(Reason.D_IDLE if d_idle else Reason.P_BUSIER_THAN_D)

@@ -69,7 +69,7 @@ class Shadow:
         self._decide = decide
 
     def look(self, view: PlacementView, made: Choice) -> Shadowed:
-        """What the shadow policy would have done where the policy in force made `made`."""
+        """The shadow policy's decision beside the active policy's `made`."""
         try:
             choice = self._decide(view)
         except MISTAKES as error:

@@ -1,4 +1,4 @@
-"""What a request's flow tells its driver to do, and the values that both pass each other."""
+"""Actions of a request's flow for its driver, and the values that both exchange."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class IllegalStepError(Exception):
 
 @dataclass(slots=True, init=False)
 class LegLimit:
-    """How long a leg may take to its first event: `seconds`, or up to `cap_s` without another.
+    """Time limit of a leg to its first event: `seconds`, or up to `cap_s` without an alternative.
 
     `option`: the command line option that holds the cap, without `--` and `-timeout`. Where
     `seconds` is less than `cap_s`, the limit counts only while another instance could be asked.
@@ -47,7 +47,7 @@ class LegLimit:
 
     @property
     def kind(self) -> FailureKind:
-        """How a leg has failed that met this limit."""
+        """The failure kind of a leg that reached this limit."""
         return FailureKind.LATE if self.seconds < self.cap_s else FailureKind.TIMEOUT
 
 
@@ -68,7 +68,7 @@ class LegCaps:
 
 
 class LegFailure:
-    """How a leg failed. `busy_s`: how long an engine that is at capacity asked to be left alone.
+    """The failure of a leg; `busy_s`: the pause that an engine at capacity asked for.
 
     `status`: of the engine's answer, also inside of a 200; None where it gave none.
     """
@@ -99,7 +99,7 @@ class ReleaseResult(StrEnum):
 
 
 class LeftKv(Enum):
-    """What a prefill leg without a usable answer may have left on P."""
+    """KV that a prefill leg without a usable answer may have left on P."""
 
     NONE = "none"
     NAMED = "named"
@@ -222,7 +222,7 @@ class GiveUp:
 
 @dataclass(slots=True)
 class NotMoved:
-    """A stream that has begun does not go on elsewhere: it stays where it is, or ends."""
+    """A started stream does not migrate: it stays on its instance, or ends."""
 
     why: Unmoved
 
@@ -237,7 +237,7 @@ class FellBack:
 
 @dataclass(slots=True)
 class HedgeEnded:
-    """A hedge is over; `winner`: "peer" (P), "local" (D), or "none" where D's attempt failed."""
+    """The end of a hedge; `winner`: "peer" (P), "local" (D), or "none" if D's attempt failed."""
 
     winner: str
 
@@ -256,7 +256,7 @@ class RetryRefused:
 
 @dataclass(slots=True)
 class InstanceFailed:
-    """A failure was booked for an instance; `change`: what follows from it, if anything."""
+    """A failure counted against an instance; `change`: its consequence, if any."""
 
     name: str
     change: Change | None

@@ -1,8 +1,8 @@
 """Evictions from hot instances: who leaves, for where, and who stays, and why.
 
-Pure: a driver says what runs on an instance, and performs the rows that it gets. What bounds
-evictions is the wait that they save, the bandwidth of moves, and a part of what runs per minute;
-an emergency, or an operator's order, is bound by the bandwidth only.
+Pure: a driver says what runs on an instance, and performs the rows that it gets. Evictions are
+limited by the wait that they save, the migration bandwidth, and a share of the running requests per
+minute. An emergency or an operator's order is limited by the bandwidth only.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Places(Protocol):
         """The threshold that an instance is past."""
 
     def would_go(self, facts: RequestFacts, left: str, now_s: float) -> Instance | Reject:
-        """Where a stream would go on now if it left an instance."""
+        """The instance that a stream would migrate to now."""
 
 
 class Running:
-    """A request that runs on a hot instance; `why_fixed`: why it cannot go on elsewhere."""
+    """A request on a hot instance; `why_fixed`: the reason that it cannot migrate."""
 
     __slots__ = ("facts", "victim", "why_fixed")
 
@@ -52,7 +52,7 @@ class Running:
 
 
 class Wanted(NamedTuple):
-    """How many should leave an instance, by which policy (None: control's own choice).
+    """Evictions wanted from an instance: their number and policy (None: control's choice).
 
     `is_forced`: whatever the wait is that it saves, and how many have left within a minute.
     """
@@ -84,7 +84,7 @@ class Eviction:
 
     @property
     def is_end(self) -> bool:
-        """Whether the request is ended, as it cannot go on elsewhere."""
+        """Whether the request is ended because it cannot migrate."""
         return self.why_not is None and not self.victim.is_movable
 
 
@@ -103,7 +103,7 @@ class Evictions:
         self._left = {name: left for name, left in self._left.items() if name in names}
 
     def wanted(self, name: str, limits: HeatLimits, now_s: float) -> Wanted:
-        """What an instance's limits ask for: control's, or those that an order has come to."""
+        """The evictions that an instance's limits ask for: by control, or by an order."""
         order = self._control.status(name).order
         policy = None if order is None else order.order.policy
         is_forced, count = self._control.state(name) == EMERGENCY, limits.evict
@@ -114,7 +114,7 @@ class Evictions:
     def plan(
         self, name: str, running: Sequence[Running], wanted: Wanted, now_s: float
     ) -> list[Eviction]:
-        """Who should leave an instance, in their order."""
+        """The requests to evict from an instance, in order."""
         victims = [one.victim for one in running]
         chosen = self._control.victims(
             name, victims, wanted.most, now_s, wanted.policy, may_abort=wanted.is_forced
@@ -155,7 +155,7 @@ class Evictions:
         return Eviction(name, victim, target.name, move_s, None)
 
     def _rest(self, name: str, now_s: float) -> int:
-        """How many more may leave an instance within this minute."""
+        """Number of further evictions from an instance within this minute."""
         left = self._left_by(name)
         while left and now_s - left[0] >= MINUTE_S:
             left.popleft()

@@ -1,4 +1,4 @@
-"""What the steps of a route reserve, release and teach: time on instances, and blocks of KV.
+"""Effects of a route's steps: they reserve, release and teach time on instances and KV blocks.
 
 The router tells each step with its time. `LatencyTracker` keeps the model of time in step: a
 prefill is timed from the end of the one before it; a step time counts only over

@@ -22,10 +22,9 @@ A client may leave at any time. A leg of an offload that is cut then may leave K
 minutes. So P's connection is half-closed, and the KV of a later answer is released. D continues to
 fetch until it has begun (LEFT).
 
-A stream whose instance is lost, or is to be left, goes on elsewhere behind the tokens that its
-client has (MOVING), as often as `LegCaps.moves` allows. One that is to be left stands still for
-`MOVE_STOP_S` at most, else it stays; where its prompt takes longer elsewhere, it runs on until it
-is computed there.
+A stream whose instance fails or drains migrates, after the tokens that its client has (MOVING), as
+often as `LegCaps.moves` allows. One that is to be left stands still for `MOVE_STOP_S` at most, else
+it stays; where its prompt takes longer elsewhere, it runs on until it is computed there.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ _STOP = LegLimit("ttft", MOVE_STOP_S, MOVE_STOP_S)
 
 
 class State(IntEnum):
-    """Where a request is."""
+    """The state of a request."""
 
     PLACED = auto()
     PREFILLING = auto()
@@ -127,7 +126,7 @@ class State(IntEnum):
 
 
 class Event(IntEnum):
-    """What a driver reports; a method of RequestFlow for each."""
+    """Events reported by a driver; each has a method of RequestFlow."""
 
     BEGIN = auto()
     PREFILL_LATE = auto()
@@ -408,7 +407,7 @@ class RequestFlow:
     def stream_lost(
         self, output_tokens: int, rest_s: float, now_s: float, failure: LegFailure | None = None
     ) -> list[Action]:
-        """The stream's instance is lost: it goes on elsewhere, behind `output_tokens`.
+        """Migrate the stream of a lost instance, after `output_tokens`.
 
         `rest_s`: what is left of the request's time. `failure`: what speaks against the instance.
         """
@@ -528,7 +527,7 @@ class RequestFlow:
         self._p_has_it = True
 
     def prefill_left(self) -> list[Action]:
-        """Nobody waits for P any more: the client has left, or D has answered first."""
+        """End the wait for P: the client has left, or D answered first."""
         self._step(Event.PREFILL_LEFT, self.state)
         return [HangUpPrefill() if self._p_has_it else CancelPrefill()]
 
@@ -565,7 +564,7 @@ class RequestFlow:
         return [] if self._d_has_it else self._release()
 
     def release_over(self, result: ReleaseResult, now_s: float) -> None:
-        """What became of a ReleaseKv. KV that may still be pinned counts as used for a while."""
+        """Note the result of a ReleaseKv; KV that may be pinned counts as used for a while."""
         if result is not ReleaseResult.RELEASED:
             self._unreleased(now_s)
 
@@ -647,7 +646,7 @@ class RequestFlow:
         return self._router.has_other(self.route, self._facts, now_s)
 
     def silence_limit_s(self, now_s: float) -> float:
-        """How long an answer that has begun may be silent."""
+        """Longest silence of a started answer."""
         return self._router.silence_limit_s(self.route, now_s, self._caps.idle_s)
 
     def _answered(self, now_s: float, *, is_served: bool = True) -> list[Action]:
@@ -804,7 +803,7 @@ class RequestFlow:
         return LegLimit("ttft", seconds, cap_s, self._caps.ttft_s)
 
     def _answer_limit(self) -> LegLimit:
-        """Of an answer in one piece: each attempt has all of it, as each has all the work."""
+        """Limit of an answer in one piece: each attempt has the whole limit."""
         self._answers = self._router.events.answers(self.route.decode.name)
         caps = self._caps
         return LegLimit(ANSWER, caps.answer_s, caps.answer_s, silence_s=caps.idle_s)

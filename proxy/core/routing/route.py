@@ -1,4 +1,4 @@
-"""What a decision gives: where a request goes and why, with the lease that charges it."""
+"""The result of a decision: instances, reasons, and the lease that charges them."""
 
 from __future__ import annotations
 

@@ -343,7 +343,7 @@ class Router:
     def _together(
         self, facts: RequestFacts, free: Candidates, found: Found, now_s: float
     ) -> Choice:
-        """Where a prompt is best computed and answered: the D of a pair may be a bad place."""
+        """The best instance to compute and answer a prompt: the D of a pair may be a bad one."""
         view = self._view(facts, free, found, now_s)
         view.transfers = NO_OFFLOADS
         return self._decide(view)
@@ -362,7 +362,7 @@ class Router:
         return free
 
     def would_go(self, facts: RequestFacts, left: str, now_s: float) -> Instance | Reject:
-        """Where a stream would go on now if it left an instance, and nothing were charged."""
+        """The instance that a stream would migrate to now; nothing is charged."""
         free = self.beside(facts, (left,), now_s, is_placed=False)
         if isinstance(free, Reject):
             return free
@@ -546,7 +546,7 @@ class Router:
             self._members, self._instances, self._names = [], [], []
 
     def kv_peers(self) -> tuple[int, int]:
-        """How many instances may prefill for others by the options, and how many of them can."""
+        """Number of prefill servers by the options, and of those with a known engine id."""
         rules = self._transfers
         if not rules.can_offload or self.config.offload_policy == "never":
             return 0, 0
@@ -573,7 +573,7 @@ class Router:
         return [m.instance.name for m in up[:RELEASERS]]
 
     def silence_limit_s(self, route: Route, now_s: float, cap_s: float) -> float:
-        """How long an answer that has begun may be silent, at most `cap_s`."""
+        """Longest silence of a started answer, at most `cap_s`."""
         name = route.decode.name
         if self.fleet.get(name) is None:
             return cap_s
@@ -740,7 +740,7 @@ class Router:
         )
 
     def _up_loads(self) -> list[Load]:
-        """Of all instances that are up."""
+        """Loads of all instances that are up."""
         return [member.state.account.load() for member in self.fleet.up()]
 
     def _reserve(

@@ -1,4 +1,4 @@
-"""How long a phase of a request may take: scaled by what was predicted for it, up to a flat cap.
+"""Time limits of a request's phases: scaled by the prediction, up to a flat cap.
 
 limit = fixed part (sockets, housekeeping) + factor (prediction error) x the prediction's late bound
 

@@ -17,8 +17,8 @@ from proxy.core.routing.router import Router
 from proxy.core.types import NOBODY, Reject, RejectReason, RequestFacts
 
 TRIALS, TRIAL_S = 4, 0.1
-"""After an engine said "busy", TRIALS requests are let in, TRIAL_S later twice as many, and so on
-until it says so again: only the engine knows what it can take, and it has to be asked."""
+"""After an engine reported busy, TRIALS requests are let in, TRIAL_S later twice as many, and so on
+until it reports busy again. Only the engine knows its capacity."""
 _FULL = Reject(RejectReason.QUEUE_FULL, 1)
 
 
@@ -130,7 +130,7 @@ class Waiting:
         return queued
 
     def longest(self, now_s: float) -> tuple[float, Reject] | None:
-        """How long the oldest request has waited, and what stands against it; None: none waits."""
+        """Wait of the oldest request, and its refusal; None: no request waits."""
         oldest = self.queue.oldest()
         if oldest is None:
             return None

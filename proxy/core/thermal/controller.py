@@ -1,9 +1,9 @@
 """The thermal controller of one instance: readings in, limits on what it is given out.
 
-The ladder goes from what costs users least to what costs most: fewer placements, no prefills for
-others, a price on its own prefills, a cap on the requests in flight, eviction, nothing at all. The
-first three begin as the headroom shrinks, the cap at the target, eviction when the critical
-temperature is near, the last one only in an emergency that lasts.
+The ladder goes from least to most cost for users: fewer placements, no prefills for others, a price
+on its own prefills, a cap on requests in flight, eviction, no requests at all. The first three
+begin as the headroom shrinks, the cap at the target, eviction when the critical temperature is
+near, the last one only in an emergency that lasts.
 
 States: NORMAL has no cap. THROTTLE begins at the target; RECOVER, `hysteresis_celsius` below it,
 gives the cap back. EMERGENCY cuts at once and is bound by nothing. STALE (no readings) increases
@@ -42,7 +42,7 @@ believed: the instance is STALE."""
 
 
 class ThermalState(StrEnum):
-    """What the controller does."""
+    """The states of the controller."""
 
     NORMAL = "NORMAL"
     THROTTLE = "THROTTLE"
@@ -54,7 +54,7 @@ class ThermalState(StrEnum):
 
 
 class Action(StrEnum):
-    """What was done to the cap."""
+    """The change of the cap."""
 
     LOWER = "lower"
     RAISE = "raise"
@@ -215,12 +215,12 @@ class Controller:
 
     @property
     def watts_per_seq(self) -> float:
-        """What one more sequence draws, as learned, under any law."""
+        """Learned watts of one more sequence, under any law."""
         return self._power.watts_per_seq
 
     @property
     def watts_per_seq_spread(self) -> float:
-        """How uncertain that still is, one standard deviation."""
+        """Standard deviation of `watts_per_seq`."""
         return self._power.watts_per_seq_spread
 
     @property
@@ -229,7 +229,7 @@ class Controller:
         return self._override is not None
 
     def watts_of(self, kv_tokens: Sequence[int]) -> float:
-        """What sequences that hold so many tokens draw together: what evicting them saves."""
+        """Watts of sequences that hold so many tokens: the saving by their eviction."""
         return self._power.watts_of(kv_tokens)
 
     # The state of the next moment.

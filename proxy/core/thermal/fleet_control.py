@@ -27,7 +27,7 @@ THERMAL_STATES = (NORMAL, "THROTTLE", "RECOVER", EMERGENCY, STALE, "DEGRADED", M
 
 
 class InstanceControl(Protocol):
-    """What decides on one instance by its readings."""
+    """The decider of one instance by its readings."""
 
     @property
     def state(self) -> str:
@@ -51,7 +51,7 @@ class InstanceControl(Protocol):
         """Hold the own temperature again."""
 
     def watts_of(self, kv_tokens: Sequence[int]) -> float:
-        """What sequences that hold so many tokens draw together."""
+        """Watts of sequences that hold so many tokens."""
 
     def actuator_worked(self) -> None:
         """The limits were written to the engine."""
@@ -62,7 +62,7 @@ class InstanceControl(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeatStatus:
-    """What `/instances`, the metrics and the admin API say of one instance."""
+    """One instance's status in `/instances`, the metrics and the admin API."""
 
     state: str
     limits: HeatLimits
@@ -73,7 +73,7 @@ class HeatStatus:
 
 
 class _Swing:
-    """How often an instance's cap has turned: lowered after it was raised, or the reverse."""
+    """Direction changes of an instance's cap: lowered after raised, or the reverse."""
 
     __slots__ = ("_cap", "_is_up", "turns")
 
@@ -269,7 +269,7 @@ class FleetControl:
         *,
         may_abort: bool = False,
     ) -> list[Victim]:
-        """Who leaves an instance first. `policy`: an operator's word; None: control's own choice.
+        """The requests to evict first. `policy`: an operator's word; None: control's own choice.
 
         An operator's own policy is asked where there is one, of those that can be moved.
         """
@@ -288,7 +288,7 @@ class FleetControl:
         return select_victims(word, running, count, now_s, relief, may_abort=may_abort)
 
     def watts_of(self, name: str, victims: Sequence[Victim]) -> float:
-        """What these requests draw together."""
+        """Watts of these requests."""
         control = self._controls.get(name)
         if control is None:
             return WATTS_PER_SEQ * len(victims)

@@ -1,8 +1,7 @@
 """Headroom of an instance: how far its hottest GPU is from its target, looked ahead.
 
-The GPUs of an instance compute every layer together, so the hottest one decides for all (the
-founding document's "any hot is all hot"), and of its chip and its memory the one that is nearer to
-its own target.
+The GPUs of an instance compute every layer together, so the hottest GPU decides (the founding
+document's "any hot is all hot"). Of its chip and its memory, the one nearer to its target counts.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ WATTS_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """What the readings say of an instance at one moment.
+    """An instance's readings at one moment.
 
     `celsius`: of the sensor that decides, smoothed; `slope` in degrees per second; `latest` is
     unsmoothed. `excess_celsius`: how far `celsius` is above its target, `lookahead_celsius` the
@@ -185,7 +184,7 @@ class GroupHeat:
         self._gpus.clear()
 
     def heat(self, now_s: float, target_celsius: float | None = None) -> Heat | None:
-        """What is known now; None before the first reading. `target_celsius` replaces the chip's.
+        """The latest values; None before the first reading. `target_celsius` replaces the chip's.
 
         A GPU that has gone silent keeps its last temperature, and its age is the group's.
         """

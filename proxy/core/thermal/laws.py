@@ -1,4 +1,4 @@
-"""How many requests an instance may run while it is hot: the laws of the cap.
+"""The laws of the cap: most requests of a hot instance.
 
 A law says what cap it wants; `controller` decides when a change is made. `p` is the founding
 document's reference, `power` the default. An operator's own policy is a class with the founding
@@ -38,7 +38,7 @@ AIMD_RAISE_RATIO = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LawView:
-    """What a law sees at a tick.
+    """Inputs of a law at a tick.
 
     `excess_celsius`: above the target, smoothed; `lookahead_celsius`: the same looked ahead;
     `slope` in degrees per second. `cap`: in force, `max_running` where there is none. `since_s`:
@@ -141,7 +141,7 @@ class PiLaw(Law):
         return max(view.cap, self.within(math.floor(view.cap - min(-1.0, less))))
 
     def restart(self) -> None:
-        """What was added up belongs to the time before."""
+        """Reset the sum: it belongs to the time before."""
         self._last, self._area, self._at_s = None, 0.0, None
 
 
@@ -203,7 +203,7 @@ class PowerLaw(Law):
         return min(MOST_GAIN, GAIN * MORE_GAIN**more)
 
     def wanted(self, view: LawView) -> int:
-        """So many less or more as the predicted error is worth in sequences."""
+        """The cap that would remove the predicted error, in sequences."""
         now, error = self._now, self._error(view)
         if self.resistance is None or TOO_COOL_CELSIUS < error < TOO_HOT_CELSIUS:
             return view.cap
@@ -233,11 +233,11 @@ class PowerLaw(Law):
 
     @property
     def watts_per_seq_spread(self) -> float:
-        """How uncertain that still is, one standard deviation."""
+        """Standard deviation of `watts_per_seq`."""
         return self.line.spread_watts
 
     def watts_of(self, kv_tokens: Sequence[int]) -> float:
-        """What sequences that hold so many tokens draw together."""
+        """Watts of sequences that hold so many tokens."""
         return math.fsum([self.line.of_sequence(tokens) for tokens in kv_tokens])
 
 

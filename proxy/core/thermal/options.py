@@ -25,7 +25,7 @@ VICTIM_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class ThermalOptions:
-    """How the temperature of an instance is held. All of it is per instance but `fleet_*`.
+    """Options of thermal control. All of it is per instance but `fleet_*`.
 
     `target_celsius`, `critical_celsius`: of the chip, `memory_*` of its memory. Throttling begins
     at the target and ends `hysteresis_celsius` below it, held for `hold_s`. A reading is smoothed

@@ -1,4 +1,4 @@
-"""What an operator asks of hot instances, and how it is held where no controller does.
+"""Operators' orders for hot instances, and their enforcement without a controller.
 
 The words are those of `POST /v1/admin/batch`: a cap on the requests in flight, a number of them
 that should leave now, or a temperature to stay below. An order holds for a while (`ttl_s`). Where
@@ -28,7 +28,7 @@ WATTS_PER_SEQ = 3.2
 
 @dataclass(frozen=True, slots=True)
 class BatchOrder:
-    """What an operator asks of one instance or several.
+    """An operator's order for one instance or several.
 
     `max_num_seqs`: a cap on the requests in flight; `force_evict`: so many should leave now;
     `target_celsius`: the cap is lowered until the GPUs are no hotter.

@@ -20,7 +20,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """What a policy is given for vLLM's scheduler: its configuration and how many requests run."""
+    """The policy's view of vLLM's scheduler: its configuration and running requests."""
 
     scheduler_config: SchedulerConfig
     num_running: int
@@ -34,7 +34,7 @@ class OperatorPolicy(Protocol):
         """The cap; kept within `min_cap` and `max_running`."""
 
     def select_victims(self, running: list[Victim], num_to_evict: int) -> list[Victim]:
-        """Whom to evict, of the movable ones that run."""
+        """The movable running requests to evict."""
 
     def on_temp_reading(self, gpu_idx: int, temp_c: float) -> None:
         """Called for every reading of a chip's temperature."""

@@ -1,4 +1,4 @@
-"""What a request costs in watts and a watt in degrees, learned while an instance works.
+"""Watts per request and degrees per watt, learned while an instance works.
 
 Power is `P = P0 + wn*running + wk*kv_tokens + wp*prefill_tps`, by recursive least squares from the
 sensors' watts; the founding document's 3.2 W per sequence is where it begins. Temperature follows
@@ -59,7 +59,7 @@ class PowerLine:
         self._doubt()
 
     def watts(self, running: float, kv_tokens: float, prefill_tps: float) -> float:
-        """What this work draws."""
+        """Watts of this work."""
         x = _scaled(running, kv_tokens, prefill_tps)
         return math.fsum([self._w[i] * x[i] for i in range(_TERMS)])
 
@@ -187,7 +187,7 @@ class Observer:
             self._air += min(1.0, self._drift_per_s * dt_s) * wrong
 
     def steady(self, warming: float) -> float:
-        """Where the temperature would end with this power."""
+        """Final temperature at this power."""
         return self._air + warming
 
 
@@ -218,5 +218,5 @@ class Smoothed:
 
 
 def sequences_of(watts: float, watts_per_sequence: float) -> int:
-    """How many sequences draw so much: 100 W are 31 at 3.2 W."""
+    """Number of sequences for a power: 100 W are 31 at 3.2 W."""
     return round(watts / watts_per_sequence)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What a sensor said of one GPU at `at_s` on the monotonic clock; None is what it did not say.
+    """A sensor's reading of one GPU at `at_s` on the monotonic clock; None if not reported.
 
     `gpu`: its name, `host:index`. `celsius`: of the chip, `memory_celsius`: of its memory.
     `utilization_ratio`: 0 to 1. `is_slowed`: the hardware slows itself down for its temperature.
@@ -32,7 +32,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class InstanceWork:
-    """What an instance does while its GPUs are read, as the proxy's own ledger counts it.
+    """An instance's work while its GPUs are read, by the proxy's own ledger.
 
     `running`: requests in flight, `kv_tokens`: what they hold, `prefill_tps`: prompt tokens that
     it computed per second since the last reading, `waiting`: requests that wait for a place.
@@ -46,7 +46,7 @@ class InstanceWork:
 
 @dataclass(frozen=True, slots=True)
 class HeatLimits:
-    """What an instance may be given while it is hot, in the order of what costs users least.
+    """Limits of a hot instance, in the order of their cost for users.
 
     `weight`: its share of placements, 0 to 1, as after a restart. `helps`: it may prefill for
     others. `prefill_factor`: what its own prefill is priced at, 1 where it is cool. `cap`: requests

@@ -1,4 +1,4 @@
-"""Whom to evict from a hot instance, whether that is worth it, and how many bytes may move.
+"""Choice of requests to evict, with its gain and its bytes to move.
 
 A policy orders the running requests, the first is evicted first. All of them skip what cannot be
 moved, what was moved lately and what was moved often, so that a request is not passed around.
@@ -66,7 +66,7 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """What `max_relief` weighs: watts of a sequence and of its KV, and the time of a move."""
+    """Inputs of `max_relief`: watts of a sequence and of its KV, and the time of a move."""
 
     watts_per_sequence: float = 3.2
     watts_per_kv_token: float = 0.0
@@ -79,7 +79,7 @@ class Relief:
         return watts * victim.remaining_tokens / self.move_s(victim)
 
     def move_s(self, victim: Victim) -> float:
-        """How long the move of its KV takes."""
+        """Seconds to move its KV."""
         bytes_moved = victim.kv_tokens * self.bytes_per_token
         return MOVE_FIXED_S + transfer_s(bytes_moved, self.bytes_per_s)
 
@@ -155,18 +155,18 @@ def _place(row: tuple[bool, Key, str, Victim]) -> tuple[bool, Key, str]:
 
 
 def most_evictions(running: int, evicted_last_minute: int) -> int:
-    """How many more may be evicted now, by the limit per minute."""
+    """Number of further evictions by the limit per minute."""
     most = max(1, math.floor(running * MOST_MOVED_RATIO_PER_MINUTE))
     return max(0, most - evicted_last_minute)
 
 
 def transfer_s(bytes_moved: float, bytes_per_s: float = MOVE_BYTES_PER_S) -> float:
-    """How long so many bytes of KV take: 16 GB at 40 GB/s are 0.4 s."""
+    """Seconds to move so many bytes of KV: 16 GB at 40 GB/s are 0.4 s."""
     return bytes_moved / bytes_per_s
 
 
 def queue_s(remaining_s: Sequence[float], cap: int) -> float:
-    """How long the next request waits for a place under the cap, if nobody is evicted.
+    """Seconds that the next request waits for a place under the cap without an eviction.
 
     `remaining_s`: how long each running request will still take. Where so many have to end first,
     it is the time at which the last of these ends.

@@ -1,1 +1,1 @@
-"""What is read of the GPUs behind the instances: one module per kind of sensor."""
+"""GPU sensors of the instances: one module per kind."""

@@ -1,4 +1,4 @@
-"""What all sensors share: how one is asked, what it raises, and which numbers are believed."""
+"""The common part of sensors: the call, its errors, and the plausible numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Sensor(Protocol):
 
 
 class MakesSensor(Protocol):
-    """How a sensor is made; `connect_timeout_s` limits one attempt to connect."""
+    """Context for making a sensor; `connect_timeout_s` limits one attempt to connect."""
 
     def __call__(
         self, at: SensorAt, options: ConnectOptions, connect_timeout_s: float
@@ -59,7 +59,7 @@ class MayHang(Generic[T]):
         self._thread: threading.Thread | None = None
 
     async def run(self, call: Callable[[], T], limit_s: float) -> T:
-        """What a call returns; raises SensorError, also where it, or one before it, hangs."""
+        """The result of a call; raises SensorError, also if it or an earlier call hangs."""
         if self._thread is not None and self._thread.is_alive():
             raise SensorError("no answer: an earlier reading has not come back")
         loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ class MayHang(Generic[T]):
 
 
 def _tried(call: Callable[[], T]) -> tuple[list[T], SensorError]:
-    """What a call returns, or else why there is nothing."""
+    """The result of a call, or its failure."""
     try:
         return [call()], SensorError()
     except SensorError as error:

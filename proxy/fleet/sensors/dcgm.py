@@ -58,7 +58,7 @@ def is_slowed(values: Mapping[str, float], before: Mapping[str, float]) -> bool:
 
 
 def readings(host: str, series: Series, before: Series, at_s: float) -> list[GpuReading]:
-    """What an exposition says of each GPU; `before`: the exposition before it."""
+    """Readings of each GPU in an exposition; `before`: the previous exposition."""
     return [
         reading(
             f"{host}:{index}",

@@ -23,7 +23,7 @@ FILE_BYTES = 1 << 20
 
 
 def found(document: Any, pointer: Sequence[str]) -> Iterator[Any]:
-    """What a pointer leads to: one value, or one for each member that `*` stands for.
+    """The target of a pointer: one value, or one for each member that `*` matches.
 
     None stands for what is not there, so that the n-th value is always the n-th GPU's.
     """

@@ -102,7 +102,7 @@ def _value(given: object) -> float | None:
 
 
 def output_of(command: Sequence[str]) -> bytes:
-    """What a program prints; raises SensorError. To be called in a thread."""
+    """The output of a program; raises SensorError. To be called in a thread."""
     try:
         # A fork of the event loop's process would copy its page tables; this is a vfork.
         run = subprocess.run(

@@ -74,7 +74,7 @@ class GpuReadings:
         return (*watched.last.values(), *(GpuReading(gpu, watched.since_s) for gpu in missing))
 
     def age_s(self, instance: str, now_s: float) -> float | None:
-        """How old the oldest of them is; of a GPU that was never read, since the first attempt.
+        """Age of the oldest reading; for a GPU never read, time since the first attempt.
 
         None without a sensor.
         """

@@ -24,7 +24,7 @@ SENSORS: Mapping[str, MakesSensor] = {
 
 
 def missing(specs: Iterable[InstanceSpec]) -> str | None:
-    """What these instances' sensors need that is not installed; None where nothing is missing."""
+    """The missing packages of these instances' sensors; None if all are installed."""
     for spec in specs:
         if any(sensor.kind == "nvml" for sensor in spec.sensors) and not nvml.is_installed():
             return f"instances: {spec.name}: ;nvml=: {nvml.MISSING}"

@@ -1,4 +1,4 @@
-"""Asks each sensor that instances name, in a task of its own, and keeps what it says of them."""
+"""Reads each sensor of the instances in its own task, and stores the readings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a sensor said, or what is wrong with it."""
+    """A sensor's readings, or its fault."""
 
     readings: tuple[GpuReading, ...]
     fault: str | None = None
@@ -56,7 +56,7 @@ class Sampling:
         self._throttle = Throttle()
 
     async def run(self) -> None:
-        """Ask each sensor as long as an instance names it, until cancelled."""
+        """Read each sensor while an instance names it, until cancelled."""
         tasks: dict[SensorAt, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
@@ -87,7 +87,7 @@ class Sampling:
                     self._note(spec, at, answer)
 
     async def _ask(self, at: SensorAt) -> None:
-        """Ask one sensor at the interval in force, for every instance that names it."""
+        """Read one sensor at its interval, for every instance that names it."""
         options, connect_s = self._instances.connect_options, self._options.settings.connect_timeout
         sensor, loop = self._kinds[at.kind](at, options, connect_s), asyncio.get_running_loop()
         try:
@@ -103,7 +103,7 @@ class Sampling:
             await sensor.close()
 
     async def _read(self, at: SensorAt, sensor: Sensor) -> _Answer:
-        """What a sensor says now, or what is wrong with it."""
+        """A sensor's readings now, or its fault."""
         now_s = self._instances.clock.now_s()
         try:
             return _Answer(tuple(await sensor.read(now_s)))
@@ -130,7 +130,7 @@ class Sampling:
         self._tell(spec.name, at, self._lack(spec, at, {r.gpu for r in answer.readings}))
 
     def _lack(self, spec: InstanceSpec, at: SensorAt, told: Collection[str]) -> str | None:
-        """What is wrong with an answer that tells of these GPUs."""
+        """The fault of an answer on these GPUs."""
         # Of several sensors of one host each may tell a part of its GPUs.
         is_alone = sum(other.host == at.host for other in spec.sensors) == 1
         if is_alone and (lacking := [name for name in _names(spec, at) if name not in told]):

@@ -222,7 +222,7 @@ def _parts(names: list[int]) -> list[list[int]]:
 
 
 def _pieces(whole: Stored) -> list[Stored]:
-    """The same as events of at most MOST_BLOCKS blocks each, every one behind the one before."""
+    """Split events to at most MOST_BLOCKS blocks each, in order."""
     if len(whole.hashes) <= MOST_BLOCKS:
         return [whole]
     pieces: list[Stored] = []
@@ -257,7 +257,7 @@ def _ids(given: Raw, size: int, blocks: int) -> bytes:
 
 
 def _plain_blocks(extra: Raw, lora: str, *, begins: bool) -> tuple[int, str]:
-    """How many leading blocks depend on nothing but ids, adapter and salt; and the salt.
+    """Number of leading blocks that depend only on ids, adapter and salt; and the salt.
 
     `extra`: per block what else its hash depends on: the adapter's name, places of images or
     sounds, and in a prompt's first block the salt.

@@ -1,4 +1,4 @@
-"""Where an engine publishes its KV events: as vLLM's `/kv_event_sources` tells, per rank."""
+"""Addresses of an engine's KV events, per rank, from vLLM's `/kv_event_sources`."""
 
 from __future__ import annotations
 

@@ -428,13 +428,13 @@ class HeaderTimeouts:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, connection: ClientConnection) -> None:
-        """The time of a connection starts, unless it runs already."""
+        """Start the time of a connection, unless it runs already."""
         due_s = self._due_s.setdefault(connection, self._loop.time() + self._seconds)
         if self._timer is None:
             self._timer = self._loop.call_at(due_s, self._look)
 
     def forget(self, connection: ClientConnection) -> None:
-        """It has come, or the connection is closed."""
+        """Stop the time of a connection."""
         self._due_s.pop(connection, None)
 
     def expire_first(self) -> bool:

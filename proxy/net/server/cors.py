@@ -46,7 +46,7 @@ def _is_let_in(origin: str | None, allowed: tuple[str, ...]) -> bool:
 
 
 def lines(origin: str | None, allowed: tuple[str, ...]) -> bytes:
-    """The same as header lines, each with its end."""
+    """The headers as lines, each with its end."""
     return "".join(f"{name}: {value}\r\n" for name, value in fields(origin, allowed)).encode()
 
 

@@ -44,7 +44,7 @@ class Site(AiohttpSite):
         return cast(Callable[[], asyncio.Protocol], self.runner.server)
 
     def room(self) -> int:
-        """How many TLS handshakes may be under way."""
+        """Most TLS handshakes under way."""
         return HANDSHAKES
 
     async def start(self) -> None:
@@ -91,7 +91,7 @@ class Site(AiohttpSite):
 
 
 def no_listener(listener: str, host: str, port: int, error: OSError) -> str:
-    """Which listener failed, and why; asyncio's own text may name another address."""
+    """The failed listener and its error; asyncio's own text may name another address."""
     prefix = "admin_" if listener == "admin" else ""
     number = error.errno or 0
     why = os.strerror(number) if number > 0 else error.strerror or str(error)
@@ -233,5 +233,5 @@ class GuardedSite(Site):
         return self._limit.guard(server)
 
     def room(self) -> int:
-        """What the limit leaves, and the reserved places: a refused client must be heard too."""
+        """Free connections, including places reserved for refused clients, who need an answer."""
         return max(0, self._limit.cap - self._limit.open) + PLACES

@@ -194,7 +194,7 @@ class Upstream:
             await pool.close()
 
     def use_bootstrap(self, url: str) -> Instance:
-        """Ask this bootstrap server from now on, where none was given; returns the new instance."""
+        """Use this bootstrap server if none was given; returns the new instance."""
         self.instance = replace(self.instance, bootstrap_url=url)
         self._bootstrap = Pool(url, self._connect_timeout_s, self._connect_options)
         return self.instance

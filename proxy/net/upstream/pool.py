@@ -145,7 +145,7 @@ class Pool:
         return connection
 
     def _rest(self, connection: UpstreamConnection) -> None:
-        """A connection is free again: keep it."""
+        """Keep a connection that is free again."""
         if self._is_closed:
             connection.abort()
             return

@@ -170,7 +170,7 @@ class UpstreamResponse:
             self.wake()
 
     def note_end(self, data: bytes) -> None:
-        """A piece was framed: note whether the body ended, and whether bytes follow its end."""
+        """Note after framing a piece whether the body ended, and whether bytes follow its end."""
         framing = self.framing
         self.is_over = framing.is_done
         if self.is_over and framing.end != len(data):
@@ -285,7 +285,7 @@ class UpstreamResponse:
                 self._alarm = None
 
     def be_the_last(self) -> bool:
-        """Have the request not sent once more; False where it was lost and already is."""
+        """Forbid sending the request again; False if it was lost and has been sent again."""
         self.may_repeat = False
         return self.failure is None
 

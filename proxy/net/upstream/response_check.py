@@ -70,7 +70,7 @@ def hollow(
 ) -> UpstreamFailure | None:
     """Why an answer that has begun serves nobody; None where it may be of use.
 
-    `has_key`: the instance was sent the proxy's own key; `may_move`: a stream may go on elsewhere.
+    `has_key`: the instance was sent the proxy's own key; `may_move`: a stream may migrate.
     """
     status = reply.status
     if status >= 400:

@@ -1,1 +1,1 @@
-"""What requests are called by their clients: names of sessions, ids of stored responses."""
+"""Clients' names in requests: session names, ids of stored responses."""

@@ -57,7 +57,7 @@ NO_NAMES: Final[InBody] = (None, None)
 
 
 class SessionNames:
-    """Which headers name a session, in their order; `given`: by the operator, in place of ours."""
+    """Headers that name a session, in order; `given`: the operator's, in place of the default."""
 
     def __init__(self, given: Sequence[str] | None = None) -> None:
         listed = SESSION_HEADERS if given is None else given

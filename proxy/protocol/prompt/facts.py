@@ -28,15 +28,15 @@ from proxy.protocol.prompt.rendered import FIRST_ENDS, LAST_ENDS, Rendered, Text
 
 BLOCK_BYTES: Final = 1024
 PART_RATIO: Final = 0.4
-"""Part of a block by which two prompts go on to be alike after their last common one: half of it,
-less what an engine does not count, half a block of its own (8 to 32 tokens)."""
+"""Expected extra hit after the last whole block, as a share of a block. Prompts part at a random
+byte (0.5); engines round down to their own block of 8 to 32 tokens (-0.1)."""
 MOST_ANSWER_CHARS: Final = 16_384
-"""Of a longer answer in a conversation the text is not kept."""
+"""The text of a longer answer in a conversation is not kept."""
 _SEPARATOR: Final = b"\x1f"
 TAILS: Final = 4
 TAIL_MESSAGES: Final = 2
-"""Ends of messages that a conversation is known by whatever it begins with: an answer and the
-results of some tools are behind the end of the turn before. So many messages stand for it."""
+"""Ends of messages that identify a conversation whatever it begins with: an answer and some tool
+results follow the end of the last turn. So many messages stand for it."""
 _SAID_BYTES: Final = 256
 _LEAST_SAID: Final = 192
 """Of each of them its last bytes, of the first message its first; fewer of all are in many."""
@@ -137,7 +137,7 @@ def message_ends(prompt: bytes, stops: list[int], hashes: list[int], root: bytes
 
 
 def message_tails(prompt: bytes, begin: int, stops: list[int], count: int) -> list[int]:
-    """What the first message and the last ones up to some ends say, whatever stands before them.
+    """Hashes of the first message and of the last ones up to some ends, each alone.
 
     By these a conversation is known whose system text is another one in each request. They stand
     for the last of the ends; 0 where too little is said. `begin`: bytes before the first message
@@ -194,7 +194,7 @@ def unit_hashes(ids: bytes, before: int) -> list[int]:
 
 
 def unit_root(salt: str) -> int:
-    """What the units of a prompt with this `cache_salt` begin with."""
+    """The start of a prompt's chain of units with this `cache_salt`."""
     return xxh3_64_intdigest(salt.encode("utf-8", "surrogatepass"))
 
 
@@ -205,7 +205,7 @@ def chained(data: bytes, chain: int, size: int) -> list[int]:
 
 
 class PromptFacts:
-    """What a body's prompt is, as far as it does not depend on what was learned.
+    """A body's prompt, as far as it does not depend on learned values.
 
     `model`: the model's name. `bytes`: of the prompt's texts, token ids as 4 each. `ids`: number of
     token ids, 0 for a text. `hashes`: of its blocks, chained; none where the engine keeps a part of

@@ -33,7 +33,7 @@ Members = list[tuple[str, How]]
 
 
 class _Reading:
-    """How the bodies of a dialect are read: its rows, by the object that they are members of.
+    """The reading rules of a dialect's bodies: its rows, by the object of the members.
 
     `front`: paths in the order in which they are rendered; `turns`: the member with the turns.
     `turn` and `part`: the members of a turn and of a part by its type, "" for other turns. `left`:
@@ -227,7 +227,7 @@ class Rendered:
         self._any([value for name, value in item.items() if name not in left], has_data=True)
 
     def _tools(self, tools: Any) -> None:
-        """What engines keep of the tools, in their order, whatever else clients write beside it."""
+        """The parts of the tools that engines render, in order."""
         if not isinstance(tools, list):
             self._any(tools)
             return
@@ -276,7 +276,7 @@ class Rendered:
                     self._arguments(value)
 
     def _arguments(self, value: Any) -> None:
-        """What a call gives its tool: engines parse the text, and write it anew."""
+        """The arguments of a call: engines parse the text, and write it again."""
         if isinstance(value, str) and value[:1] == "{":
             try:
                 value = orjson.loads(value)
@@ -333,7 +333,7 @@ class Rendered:
                 return
 
     def _object(self, item: dict[str, Any]) -> Iterable[Any]:
-        """What is in an object, last first, but for a part that is read by its type."""
+        """The members of an object, last first; a part is read by its type."""
         if item.get("type") == "text" and isinstance(text := item.get("text"), str):
             self._any_text(text, has_data=False)  # as if it were not in parts
             return ()
@@ -357,7 +357,7 @@ class Rendered:
 
 
 def _mark(kind: str) -> bytes:
-    """What stands for the marks that a template puts around a turn, about as long."""
+    """A stand-in for a template's marks around a turn, about as long."""
     return b"<|im_start|>%b<|im_end|>\n" % kind.encode("utf-8", "surrogatepass")
 
 
@@ -372,7 +372,7 @@ def _unbilled(text: str, *, is_whole: bool) -> str:
 
 
 def _kind_of(part: dict[str, Any]) -> str:
-    """What a part without a type is, as vLLM reads it."""
+    """The type of a part without one, as vLLM reads it."""
     return next((name for name in _UNTYPED if name in part), "text")
 
 
@@ -385,7 +385,7 @@ def _typed(part: dict[str, Any]) -> tuple[Any, str] | None:
 
 
 def _data_of(value: Any) -> Any:
-    """What stands for a medium: its data or address; else the object that may have them.
+    """The stand-in for a medium: its data or address; else the object that may have them.
 
     A source, a URL, a file: whatever names the data in a dialect.
     """

@@ -1,4 +1,4 @@
-"""What an engine renders of a request: one table, a row per dialect and member.
+"""The rendered members of a request: one table, a row per dialect and member.
 
 The key of a prompt (`facts`) has to change where the engine's own prompt changes, and
 nowhere else. A member without a row is no part of the prompt, as engines ignore it. Read from
@@ -20,7 +20,7 @@ BILLING: Final = "x-anthropic-billing-header"
 
 
 class Where(Enum):
-    """Where a member stands in the rendered prompt."""
+    """Place of a member in the rendered prompt."""
 
     FRONT = "front"
     """Before all turns: a change leaves nothing of the cache usable."""
@@ -30,7 +30,7 @@ class Where(Enum):
 
 
 class How(StrEnum):
-    """What becomes of a member's value."""
+    """Rendering of a member's value."""
 
     TEXT = "text"
     JSON = "JSON"

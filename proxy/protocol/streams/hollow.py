@@ -41,7 +41,7 @@ EMPTY: Final = "it has nothing in it"
 
 
 def broken(seen: bytes | bytearray) -> str | None:
-    """What is wrong with an end by `abort` or `error`; None where these bytes have none."""
+    """The fault of an end by `abort` or `error`; None if these bytes have none."""
     if max(map(seen.rfind, _BROKEN_HINTS)) < 0:
         return None
     found = _BROKEN.search(seen)
@@ -68,9 +68,9 @@ def why_hollow(row: Endpoint, kind: bytes, body: bytes) -> str | None:
 def why_hollow_stream(
     dialect: Dialect, head: bytes, *, is_over: bool, may_move: bool = False
 ) -> str | None:
-    """The same of a stream, by what has come of it: all of it where it `is_over`.
+    """The fault of a stream by its bytes so far; `is_over`: these are all bytes.
 
-    `may_move`: once it has a token it goes on elsewhere, whatever its end is.
+    `may_move`: once it has a token it migrates, whatever its end is.
     """
     hints = _NAMED_HINTS if dialect in ENDED_BY_NAME else _HINTS
     if dialect not in ENDED or not (is_over or max(map(head.rfind, hints)) >= 0):

@@ -1,4 +1,4 @@
-"""Edits of a stream that may go on elsewhere: of its first instance, and of those that continue it.
+"""Edits of a stream that may migrate: of its first instance, and of the next ones.
 
 The first instance's events pass as they came, less the token ids that the proxy has asked for: each
 list is replaced by `null`, as an engine writes it for those who do not ask. That is done by byte
@@ -103,7 +103,7 @@ class FirstLeg:
         return withheld
 
     def edit(self, events: bytes) -> bytes:
-        """Whole events as the client gets them; what follows a loss is kept in `withheld`."""
+        """The client's form of whole events; events after a loss are kept in `withheld`."""
         if self.lost:
             self.withheld += events
             return b""
@@ -251,7 +251,7 @@ class LaterLeg:
         return self.withheld.startswith(_ERROR_EVENT)
 
     def edit(self, events: bytes) -> bytes:
-        """Whole events as a part of the first instance's stream."""
+        """Whole events, edited as a part of the first instance's stream."""
         if self.lost:
             self.withheld += events
             return b""
@@ -309,7 +309,7 @@ class LaterLeg:
             return None
 
     def _end(self, told: dict[str, Any]) -> bytes:
-        """What ends a stream at a stop string that its instance has not seen."""
+        """The end of a stream at a stop string that its instance has not seen."""
         end = b"data: [DONE]\n\n"
         if not wants_usage(self.trail.plan.fields):
             return end

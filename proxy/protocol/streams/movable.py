@@ -1,4 +1,4 @@
-"""Which streams may go on elsewhere when their instance is lost, by the fields of their request.
+"""Streams that may migrate when their instance fails, by the fields of their request.
 
 A stream goes on as a completion whose prompt is that of the request with the tokens behind it that
 the client has. State that an engine keeps beside tokens (a grammar, random numbers, counts of
@@ -27,7 +27,7 @@ COMPLETIONS_TOKENS: Final = 16
 
 
 class Plan:
-    """What a request's continuation takes, kept while its stream runs.
+    """The data for a request's continuation, kept while its stream runs.
 
     `fields`: its sampling parameters as the inside of a JSON object. `most_tokens`: of the output,
     None: up to the context's end. `stop_chars`: how many characters an engine holds back in
@@ -52,7 +52,7 @@ class Plan:
         self.is_chat, self.shows_ids = is_chat, shows_ids
 
     def packed(self) -> list[Any]:
-        """As JSON values, for another process."""
+        """The plan as JSON values, for another process."""
         flags = [self.is_chat, self.shows_ids]
         lengths = [self.most_tokens, self.least_tokens, self.stop_chars]
         return [self.fields.decode(), *lengths, *flags]
@@ -157,7 +157,7 @@ REPLACED: Final = frozenset(
 
 
 def plan_of(endpoint: str, body: Mapping[str, Any], steering: list[str]) -> Plan | Unmoved | None:
-    """How a stream of this request would go on; why it could not; None where it is no stream.
+    """The migration plan of this request's stream, or the reason for none; None without a stream.
 
     `steering`: fields that are taken out before an instance gets the body.
     """

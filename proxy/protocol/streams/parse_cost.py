@@ -1,4 +1,4 @@
-"""How much the parse of what a peer sends may cost, as its bytes show.
+"""Bounds on the parse cost of a peer's bytes.
 
 A parser in C has the interpreter until it is done. What it makes of a byte that opens an array or
 object, ends a name or parts two values takes 10 to 200 ns, and 60 to 300 bytes of memory.

@@ -77,13 +77,13 @@ _ERROR_KEY = ord("e")
 
 
 def events_end(data: bytes | bytearray, start: int = 0) -> int:
-    """Where the last whole event at or after `start` ends; 0 if there is none."""
+    """End of the last whole event at or after `start`; 0 without one."""
     plain, crlf = data.rfind(b"\n\n", start), data.rfind(b"\n\r\n", start)
     return plain + 2 if plain >= crlf and plain >= 0 else crlf + 3 if crlf >= 0 else 0
 
 
 def end_of_stream(events: bytes) -> int:
-    """Where the event `[DONE]` ends in these whole events; 0 if it is not among them."""
+    """End of the event `[DONE]` in these whole events; 0 without one."""
     found = _LAST_EVENT.search(b"\n" + events)
     return found.end() - 1 if found else 0
 
@@ -294,7 +294,7 @@ def _first_data(seen: bytearray) -> bytes:
 
 
 def _last_usage(seen: bytes | bytearray, end: int) -> int:
-    """Where the last member `usage` before `end` begins; -1 if there is none."""
+    """Start of the last member `usage` before `end`; -1 without one."""
     while (start := seen.rfind(b'"usage"', 0, end)) >= 0:
         if _USAGE.match(seen, start):
             return start

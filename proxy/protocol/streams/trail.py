@@ -1,4 +1,4 @@
-"""The tokens of one stream that its client has, so that it can go on elsewhere behind them.
+"""The tokens of one stream that its client has, so that the stream can migrate after them.
 
 Engines tell them in each event (`return_token_ids`). They are kept as the JSON that they came in:
 nothing is parsed per event, and a continuation's prompt is joined from the same bytes. A token
@@ -71,7 +71,7 @@ class TrailMemory:
 
 
 class Resumption:
-    """Where a stream goes on: behind these tokens, less the `overlap` that the client has.
+    """The point where a stream continues: after these tokens, less the client's `overlap`.
 
     `said`: the last text before that, where stop strings may begin in it.
     """
@@ -95,7 +95,7 @@ class _Passed:
 
 
 class Trail:
-    """What a stream's client has, in tokens. `why`: it cannot go on elsewhere, None while it can.
+    """The tokens that a stream's client has. `why`: the reason that it cannot migrate, or None.
 
     `prompt`, `_ids`: token ids, separated by commas. `head`: the first event as far as its
     choices, with the stream's own id. `most_tokens`: of prompt and output; None: no limit.
@@ -216,7 +216,7 @@ class Trail:
         self.stop(Unmoved.REASONING)
 
     def stop(self, why: Unmoved) -> None:
-        """The stream cannot go on elsewhere any more: keep nothing of it."""
+        """Keep nothing of the stream: it cannot migrate any more."""
         if self.why is None:
             self.why = why
         self.prompt = b""
@@ -230,7 +230,7 @@ class Trail:
         self._memory.give_back(granted, self._tenant)
 
     def resumption(self) -> Resumption | Unmoved:
-        """Where the stream can go on elsewhere, or why it cannot."""
+        """The point where the stream can continue, or the reason that it cannot migrate."""
         if self.why is not None:
             return self.why
         if self.is_finished:
@@ -297,7 +297,7 @@ def _are_ids(ids: bytes) -> bool:
 
 
 def member_list(event: bytes, key: bytes) -> tuple[int, int]:
-    """Where the inside of a list begins and ends that is the value of `key` (`"name":[`).
+    """Start and end of the inside of the list after `key` (`"name":[`).
 
     (-1, -1) where there is none. In a text the quotes of such a key are escaped.
     """
