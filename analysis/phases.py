@@ -1,7 +1,7 @@
 """Phases of requests, from the proxy's log: where their time went, and what had been predicted.
 
-The phases of a request are a partition of its time at the proxy, from its receipt to its last byte:
-each moment belongs to one, so that means of phases add up to the mean of the whole.
+The phases of a request partition its time at the proxy, from its receipt to its last byte. Each
+moment belongs to one phase, so means of phases add up to the mean of the whole.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What long commands say while they compute: a line on stderr per finished run, with the time left.
+"""Progress of long commands: a line on stderr per finished run, with the time left.
 
 A pipe gets the same lines as a terminal: whoever waits for minutes sees that something happens.
 """

@@ -82,7 +82,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def whole_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Read the rows of a run that was cut, and count the lines that are no whole row."""
+    """Read the rows of a run that was cut, and count the lines that are not complete rows."""
     lines = _bytes(path).splitlines()
     rows = [row for row in map(_row, lines) if row is not None]
     return sorted(rows, key=lambda row: row.get("sent_s") or 0.0), len(lines) - len(rows)
@@ -191,7 +191,8 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def rows_of_log(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Make rows, as in `requests.jsonl`, of the proxy's log alone; raises RunError.
 
-    Times count from the first receipt. Returns also the number of lines that are no whole record.
+    Times count from the first receipt. Returns also the number of lines that are not complete
+    records.
     """
     try:
         found = [_row_of_log(record) for _name, record in _records(path)]

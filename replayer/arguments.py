@@ -18,11 +18,11 @@ REPORTS_NEED = ("jinja2", "numpy", "pandas", "plotly", "rich", "scipy")
 
 
 class InputError(ValueError):
-    """What a user gave cannot be used; the text is one line for them."""
+    """A user's input cannot be used; the text is one line for them."""
 
 
 def missing_for_reports() -> str:
-    """What has to be installed for `replay` and `analyze`, in one line; empty if nothing has."""
+    """The packages to install for `replay` and `analyze`, in one line; empty if none."""
     missing = [name for name in REPORTS_NEED if find_spec(name) is None]
     if not missing:
         return ""

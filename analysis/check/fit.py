@@ -3,8 +3,8 @@
 The regression function is the model itself: every leg is run through it at the time and on the
 engine of the log (`replayer.virtual.legs`). Queues, batches, chunks, cache hits and pulls are thus
 the model's own, and none has to be guessed from timestamps. A residual is the logarithm of modelled
-over measured time, divided by the spread of its kind of time; the loss functions give little weight
-to residuals beyond LOSS_SCALE spreads, so that a disturbed request does not move the fit.
+over measured time, divided by the spread of its kind of time. The loss functions give little weight
+to residuals beyond LOSS_SCALE spreads, so a disturbed request does not move the fit.
 
 A constant without any effect in this run (no transfer: `x0`, `x1`) is not in `Fit.seen`, and its
 value means nothing.

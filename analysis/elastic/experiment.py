@@ -1,9 +1,9 @@
 """The founding experiment: offload rules in a closed loop of sessions, in virtual time.
 
-Every rule serves the same sessions in the same slots on the same placement (a session stays where
-it began), so that two rows of a load differ by the offloads alone; `cost` also places by its own
-prices. Loads are numbers of sessions at a time. A client gives up when no first token has come
-within its time limit.
+Every rule serves the same sessions in the same slots on the same placement: a session stays where
+it began. So two rows of a load differ by the offloads alone. `cost` also places by its own prices.
+Loads are numbers of sessions at a time. A client gives up when no first token has come within its
+time limit.
 """
 
 from __future__ import annotations

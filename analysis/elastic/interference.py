@@ -1,4 +1,4 @@
-"""What a long prompt takes from a running stream, in the engine model: gaps between its tokens.
+"""The cost of a long prompt for a running stream, in the engine model: gaps between tokens.
 
 One engine decodes. The prompt comes to it as well, or to a second engine that hands its KV over.
 The same was measured on real engines, so the model can be held against them

@@ -218,7 +218,7 @@ def _scales(options: LeagueOptions, pool: Pool, say: Callable[[str], None]) -> I
 def _doubts(
     options: LeagueOptions, scales: list[Scale], rows: list[dict[str, Any]]
 ) -> dict[Cell, str]:
-    """What speaks against each cell; of a perturbed one and of a closed loop nothing is claimed."""
+    """Doubts about each cell; perturbed cells and closed loops make no claim."""
     tokens = {}
     for one in scales:
         rules = LoadRules(one.rate, options.horizon_s or 0.0, think_cap_s=options.think_cap_s)

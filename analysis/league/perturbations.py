@@ -82,7 +82,7 @@ def cold(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
 
 
 def losses(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
-    """Have each engine die once, one after the other; the next one there has nothing cached."""
+    """Kill each engine once, one after the other; its successor has an empty cache."""
     apart_s = rules.horizon_s / (len(fleet.engines) + 1)
     at_s = [apart_s * (number + 1) for number in range(len(fleet.engines))]
     down_s = min(DOWN_S, apart_s / 2)

@@ -1,15 +1,15 @@
 """The scale of a league: its saturation rate, and the KV that makes a working set fit or not.
 
-Saturation is the highest rate of session starts at which the baseline keeps up: at the horizon, at
-least 95 % of the work is done that would be done if every request were served exactly at the SLO.
-Work is new tokens plus output tokens. The rate is found by bisection on its logarithm, on a seed
-that no row of the league uses.
+Saturation is the highest rate of session starts at which the baseline keeps up. That is, at the
+horizon it has done at least 95 % of the work of a fleet that serves every request exactly at the
+SLO. Work is new tokens plus output tokens. The rate is found by bisection on its logarithm, on a
+seed that no row of the league uses.
 
 Regimes: `fits`, fleet KV 1.5 times the working set at load 1.0; `exceeds`, the working set at load
 0.8 is 1.3 times the fleet's KV. Each has a saturation rate of its own. Below load 0.8 the working
-set of `exceeds` is smaller (every row has its ratio): a fleet whose KV were exceeded as far at half
-the load could not take twice that load. Where it cannot exceed the KV even so, as the longest
-prompt alone needs much of an engine's, the scale says so.
+set of `exceeds` is smaller (every row has its ratio). With the same excess at half the load, a
+fleet could not take twice that load. Where it cannot exceed the KV even so, as the longest prompt
+alone needs much of an engine's, the scale says so.
 
 Every row says how far its policy kept up and how large its working set was. `cell_doubt` holds the
 baseline's against what a cell claims.
@@ -67,7 +67,7 @@ OFF_FACTOR = 1.25
 
 
 class ScaleError(InputError):
-    """A trace has no saturation rate; the text is one line for the user."""
+    """A trace without a saturation rate; the text is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)

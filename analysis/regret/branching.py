@@ -38,7 +38,7 @@ THINK_SPREAD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How branches are compared: SLO, length in virtual seconds, number of futures, seed."""
+    """Comparison of branches: SLO, length in virtual seconds, number of futures, seed."""
 
     slo: Slo
     horizon_s: float = math.inf

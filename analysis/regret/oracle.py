@@ -7,7 +7,7 @@ policy improvement), or only postpone the policy's action (placebo).
 The placebo is the noise floor. A fleet is chaotic: a request moved by a few milliseconds moves
 thousands of later ones, so the best of a dozen runs is better in any case. The placebo keeps the
 policy's action but may postpone it by multiples of 4 ms, with as many tries as the oracle had
-actions; its gain is the gain of choosing among a dozen runs. For an oracle without hindsight
+actions. Its gain is the gain of choosing among a dozen runs. For an oracle without hindsight
 futures are resampled (`futures` > 1), the same ones for every action.
 
 A rival with accounts of its own (smetric) charges its own choice even when another is forced.
@@ -28,7 +28,7 @@ PLACEBO_STEP_S = 0.004
 
 
 class Mode(Enum):
-    """What a Probe does after every action was tried."""
+    """A Probe's step after every action was tried."""
 
     WATCH = "watch"
     ROLLOUT = "rollout"

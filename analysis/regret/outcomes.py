@@ -1,4 +1,4 @@
-"""What the tries of an oracle came to: outcomes of branches, actions tried, decisions judged."""
+"""Results of an oracle: outcomes of branches, actions tried, decisions judged."""
 
 from __future__ import annotations
 

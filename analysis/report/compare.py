@@ -1,9 +1,9 @@
 """Two runs of one trace side by side, request by request.
 
 Requests are paired by the trace's request id, and only pairs that are ok in both runs enter the
-differences: comparing two runs' percentiles alone hides that a run may have lost its slow requests.
-Times are each target's own. The interval is a percentile bootstrap over pairs: seeded, so the same
-files give the same answer.
+differences. Percentiles alone would hide that a run lost its slow requests. Times are each target's
+own. The interval is a percentile bootstrap over pairs: seeded, so the same files give the same
+answer.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What else differs between two runs, so that their difference says nothing.
+"""Other differences between two runs, which make their comparison invalid.
 
 A pair is compared to learn what one change does: another policy, another proxy. Where more differs
 the comparison is refused, unless the user names it (`--allow`). What a run does not tell, as older

@@ -1,4 +1,4 @@
-"""What the engines' own prefix caches found during a run, by their counters before and after it.
+"""Hits of the engines' own prefix caches during a run, by their counters before and after.
 
 Ratios are per prompt token looked up: locally that is all of a prompt, at a KV connector what is
 not there, or all of it where the local cache is switched off. The prompt of an offload is looked up

@@ -1,6 +1,6 @@
 """The summary of a run, `summary.json`: computed from its rows and facts.
 
-Latencies are those of requests that ended ok; `ttft_s_failures_as_inf` counts every other request,
+Latencies are of requests that ended ok. `ttft_s_failures_as_inf` counts every other request,
 skipped ones included, as an infinite wait, so that a run cannot look better by failing its slowest.
 Times are the target's (`time_scale`), except schedule lag and `client`, which are real.
 """

@@ -1,8 +1,8 @@
 """Dynamo's rules: KV-aware placement, and whether another instance prefills.
 
-Dynamo charges an instance the prefill tokens that it has been given and not yet computed, and the
-blocks of every prompt that it has been given and not yet finished, a block that several prompts
-share once. Output is not counted (`--router-track-output-blocks` is off by default).
+Dynamo charges an instance the prefill tokens that it has not yet computed, and the blocks of its
+unfinished prompts. A block that several prompts share counts once. Output is not counted
+(`--router-track-output-blocks` is off by default).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_LOCAL_PREFILL_TOKENS, MAX_PREFILL_QUEUE = 1000, 2
 
 
 class ActiveBlocks:
-    """How many unfinished requests hold each block of an instance's prompts.
+    """Number of unfinished requests per block of an instance's prompts.
 
     Hashes chain, so an instance that has a block of a prompt has all before it.
     """

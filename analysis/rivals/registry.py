@@ -3,8 +3,8 @@
 Each is a pure function over a PlacementView, with the defaults that its project publishes. Prefix
 hits and loads are as this proxy knows them; only the decision is the rival's.
 
-Rules made for separate prefill and decode pools are adapted to a fleet in which every instance does
-both: D is chosen by the project's decode (or only) profile, P by its prefill profile among the
+Rules for separate prefill and decode pools are adapted to a fleet in which every instance does
+both. D is chosen by the project's decode (or only) profile, P by its prefill profile among the
 others. A rival's state is in an object made per run. RIVALS names them all.
 """
 

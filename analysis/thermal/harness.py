@@ -79,7 +79,7 @@ Rule = Callable[[int, float, int, float], int]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What differs between the harness's two configurations beside its rule."""
+    """Differences of the harness's two configurations beside its rule."""
 
     cooling_celsius: float
     relief_celsius: float
@@ -190,7 +190,7 @@ def harness_figures(law: str, rows: list[HarnessSecond]) -> dict[str, Any]:
 def compare_harness(
     options: ThermalOptions = OURS, seconds: int = SECONDS, seed: int = SEED
 ) -> list[dict[str, Any]]:
-    """Its baseline and its rule, computed here, and our control on the same plant and load."""
+    """Rows of its baseline, its rule, and our control on the same plant and load."""
     rule, _controller = our_control(options)
     return [
         harness_figures("none", run_harness(BASELINE, no_control, seconds, seed)),

@@ -1,4 +1,4 @@
-"""What thermal control is tried on: a load, a plant, and what goes wrong (SCENARIOS).
+"""Scenarios of thermal control: a load, a plant, and faults (SCENARIOS).
 
 Two minutes of a load that the instance serves coolly, then more than its cooling stands. Only a
 simulator shows any of this: not hardware validated.
@@ -137,7 +137,7 @@ def try_scenario(
 
 
 def figures(tried: Tried, options: ThermalOptions, settles_from_s: float) -> dict[str, Any]:
-    """What is printed of a run; seconds and degrees."""
+    """The printed values of a run; seconds and degrees."""
     run, controller = tried.run, tried.controller
     target = options.target_celsius
     ok = [one for one in run.requests if one.end_s is not None]
@@ -183,7 +183,7 @@ def settled_ratio(
 
 
 def overshoots(seconds: Sequence[HeatedSecond], target_celsius: float) -> int:
-    """How often the temperature went above what is settled, from below the target."""
+    """Number of rises of the temperature from below the target to above the settled range."""
     count, is_over = 0, False
     for _at_s, celsius in means(seconds):
         if celsius > target_celsius + SETTLED_CELSIUS:

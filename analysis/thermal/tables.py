@@ -107,7 +107,7 @@ def lines_of(seconds: Sequence[HeatedSecond]) -> tuple[Line, Line]:
 
 
 def harness_lines(seconds: Sequence[HarnessSecond]) -> tuple[Line, Line]:
-    """The same of a run of the harness."""
+    """The lines of a run of the harness, for a figure."""
     return (
         [(float(one.at_s), one.celsius) for one in seconds],
         [(float(one.at_s), float(one.batch)) for one in seconds],

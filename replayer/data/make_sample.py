@@ -1,9 +1,9 @@
 """Cut the packaged agentic traces from the whole one: `make_sample.py demo|sessions SOURCE OUT`.
 
 Both keep token lengths and block ids as recorded, and at most the first turns of a session. `demo`
-is for a short demonstration: 24 sessions start one after another instead of all at once and end
-before a prompt of more than 60,000 tokens, and pauses and answers are shortened. `sessions` has
-every session with its pauses and answers as recorded. The same source gives the same bytes.
+is for a short demonstration. 24 sessions start one after another instead of all at once, and end
+before a prompt of more than 60,000 tokens. Pauses and answers are shortened. `sessions` has every
+session with its pauses and answers as recorded. The same source gives the same bytes.
 """
 
 import gzip
@@ -31,7 +31,7 @@ META = {
 
 @dataclass(frozen=True)
 class Cut:
-    """What is kept of the whole trace; None: all, or as recorded."""
+    """The part of the trace that is kept; None: all, or as recorded."""
 
     max_turns: int
     sessions: tuple[str, ...] | None = None

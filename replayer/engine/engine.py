@@ -4,17 +4,17 @@ This module decides when a step ends and what follows for each request and trans
 decides what a step contains, `costs` how long it takes. There is no asyncio, text, socket or clock
 in it, so that one model serves behind HTTP in scaled real time and in virtual time.
 
-A driver calls `submit`, `abort`, `pull` and `pull_done` when these happen and `advance(now_s)` at
-`next_event_s()`, or earlier at `next_step_s()` to see each token: requests have their own token
-counts, there is no object per token. Runs of pure decode steps are computed in closed form
+A driver calls `submit`, `abort`, `pull` and `pull_done` when these happen. It calls
+`advance(now_s)` at `next_event_s()`, or earlier at `next_step_s()` to see each token. Requests have
+token counts; there is no object per token. Runs of pure decode steps are computed in closed form
 (DecodeRun), and cut at the end of a step when a request or transfer comes in between. `deliver`
 passes pulls between models of one process without delay: the sender computes the time of a
 transfer.
 
 Transfers have Mooncake's semantics (vLLM >= 0.16). A prefill leg that ends with "length" stays
 pinned for its transfer id, see `kv_sender`. A decode leg takes blocks for its whole prompt, emits
-PullWanted for the KV that its own prefix cache lacks and waits; the last prompt token is recomputed
-to sample the first output. After a failed load the prompt is computed here, unless
+PullWanted for KV that its prefix cache lacks, and waits. The last prompt token is recomputed to
+sample the first output. After a failed load the prompt is computed here, unless
 `recompute_failed_loads` is off.
 """
 

@@ -1,9 +1,9 @@
 """The GPUs of an engine model: warm from its batch, and told as dcgm-exporter does. Pure.
 
-What the engine does is handed to a plant (`heat`) over time: running requests, tokens in their KV
-and prefilled tokens per second, the last as a rate that forgets within `RATE_S`, since a step books
-its tokens at once. Utilisation is the time in which the engine had work, likewise. Degrees and
-watts stand for no GPU: not hardware validated.
+A plant (`heat`) gets the engine's work over time: running requests, tokens in their KV, prefilled
+tokens per second. The rate forgets within `RATE_S`, since a step books its tokens at once.
+Utilisation is the time in which the engine had work, likewise. Degrees and watts stand for no GPU:
+not hardware validated.
 """
 
 import math
@@ -88,7 +88,7 @@ class WarmGpus:
     def _values(
         self, index: int, celsius: float | None, memory_celsius: float | None
     ) -> dict[str, str | None]:
-        """What is told of one GPU; degrees are whole, as NVIDIA's are."""
+        """The metrics of one GPU; degrees are whole, as NVIDIA's are."""
         noise = 1 + self._random.uniform(-WATTS_NOISE_RATIO, WATTS_NOISE_RATIO)
         is_slowed = self.plant.gpu_celsius(index) >= self.plant.options.slowed_celsius
         return {

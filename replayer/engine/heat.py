@@ -3,12 +3,12 @@
 A plant is stepped by a clock that is handed in, as the engine is: virtual time and `engine-sim` use
 the same one. Its figures are assumptions and stand for no GPU: not hardware validated.
 
-`FirstOrderPlant`: `dT/dt = (P*rth + ambient - T) / tau`, with power linear in the work:
-`P = idle + per_sequence*running + per_kv_token*kv + per_prefill_tps*prefill_tps`, at most the
-board's limit. A sequence of 4,096 tokens draws the 3.2 W of the founding document, half of it for
-its KV. `HarnessPlant`: the founding document's companion harness, whose temperature follows a
-`pressure` of request rate, batch and KV: `T' = .82 T + .18 (ambient + 40.8 pressure - cooling -
-relief) + noise` once a second.
+`FirstOrderPlant`: `dT/dt = (P*rth + ambient - T) / tau`, with power linear in the work: `P = idle +
+per_sequence*running + per_kv_token*kv + per_prefill_tps*prefill_tps`, at most the board's limit. A
+sequence of 4,096 tokens draws the 3.2 W of the founding document, half of it for its KV.
+`HarnessPlant`: the founding document's companion harness. Its temperature follows a `pressure` of
+request rate, batch and KV, once a second: `T' = .82 T + .18 (ambient + 40.8 pressure - cooling -
+relief) + noise`.
 
 What sensors say of a plant can be wrong: noise, readings that are missing, a sensor that repeats
 its last word. `GpuReading.at_s` of a frozen sensor stays as well; one that is `stuck` says the same
@@ -61,7 +61,7 @@ class PlantOptions:
 
 @dataclass(frozen=True, slots=True)
 class SensorFaults:
-    """What is wrong with the sensors of a plant.
+    """Faults of a plant's sensors.
 
     `noise_celsius`: half of the range of uniform noise. `dropout_ratio`: part of the readings that
     are missing. `frozen_from_s` to `frozen_until_s`: sensors give no new reading; `stuck_gpu`: this
@@ -90,13 +90,13 @@ class Plant(Protocol):
 
     @property
     def watts(self) -> float:
-        """What all GPUs draw together."""
+        """Watts of all GPUs together."""
 
     def gpu_celsius(self, gpu: int) -> float:
         """The true temperature of one GPU."""
 
     def gpu_watts(self, gpu: int) -> float:
-        """What one GPU draws."""
+        """Watts of one GPU."""
 
 
 class FirstOrderPlant:
@@ -111,7 +111,7 @@ class FirstOrderPlant:
         self._celsius = self._steady_celsius() if initial is None else initial
 
     def power_of(self, running: int, kv_tokens: int, prefill_tps: float) -> float:
-        """What one GPU draws for this work."""
+        """Watts of one GPU for this work."""
         o = self.options
         work = (
             o.watts_per_sequence * running
@@ -136,7 +136,7 @@ class FirstOrderPlant:
 
     @property
     def watts(self) -> float:
-        """What all GPUs draw together."""
+        """Watts of all GPUs together."""
         return self._watts * self.options.gpus
 
     def gpu_celsius(self, gpu: int) -> float:
@@ -144,7 +144,7 @@ class FirstOrderPlant:
         return self._celsius + self._hotter(gpu)
 
     def gpu_watts(self, gpu: int) -> float:
-        """What one GPU draws: all of a group draw alike."""
+        """Watts of one GPU: all of a group draw alike."""
         return self._watts
 
     def _hotter(self, gpu: int | None) -> float:
@@ -225,7 +225,7 @@ class HarnessPlant:
 
     @property
     def watts(self) -> float:
-        """What all GPUs would draw by the founding document's figure."""
+        """Watts of all GPUs by the founding document's figure."""
         return self.gpu_watts(0) * self.options.gpus
 
     def gpu_celsius(self, gpu: int) -> float:
@@ -234,7 +234,7 @@ class HarnessPlant:
         return self._celsius + (self.options.hot_celsius if is_hot else 0.0)
 
     def gpu_watts(self, gpu: int) -> float:
-        """What one GPU would draw."""
+        """Watts of one GPU by that figure."""
         o = self.options
         return min(o.watts_limit, o.watts_idle + 3.2 * self._running / o.gpus)
 
@@ -250,7 +250,7 @@ def make_plant(name: PlantName, options: PlantOptions | None = None, seed: int =
 
 
 def clock_ratio(celsius: float, slowed_celsius: float) -> float:
-    """How fast a hot GPU still computes, of 1.
+    """Speed of a hot GPU, 1: full.
 
     From `slowed_celsius` on 6 % less per degree, as the harness has it, and never below 35 %.
     """
@@ -259,7 +259,7 @@ def clock_ratio(celsius: float, slowed_celsius: float) -> float:
 
 @dataclass(slots=True)
 class Sensors:
-    """What sensors say of a plant, with what is wrong with them. `host` names the GPUs."""
+    """Readings of a plant by sensors with faults. `host` names the GPUs."""
 
     plant: Plant
     host: str = "sim"

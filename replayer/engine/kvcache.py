@@ -6,9 +6,9 @@ block is either unused, anonymous (held by one request, its content not addressa
 idle: it still serves hits, and idle blocks are evicted in the order of their release. There are no
 block numbers, since timing does not depend on where a block lies.
 
-The rules are those of vLLM's V1 block pool: whole blocks only, a request's blocks are released tail
-first (so roots outlive leaves), a block whose hash is already cached stays a private duplicate, and
-eviction takes idle blocks only.
+The rules are vLLM's (V1 block pool). Only whole blocks are cached. A request's blocks are released
+tail first, so roots outlive leaves. A block whose hash is already cached stays a private duplicate.
+Eviction takes idle blocks only.
 
 `SharedStore` is KV that engines share (MooncakeStore, Example, a shared LMCache): what an engine
 computes is written at once, and any engine finds it. The least recently used blocks are evicted.

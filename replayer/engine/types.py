@@ -62,7 +62,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class RemoteKv:
-    """Where a decode leg finds its prompt's KV: engine, transfer, and address over HTTP."""
+    """The source of a decode leg's KV: engine, transfer, and address over HTTP."""
 
     engine_id: str
     transfer_id: str
@@ -176,7 +176,7 @@ class FirstToken:
 
 @dataclass(slots=True)
 class Finished:
-    """A request ended; a prefill leg's blocks may stay pinned (see Unpinned)."""
+    """The end of a request; a prefill leg's blocks may stay pinned (see Unpinned)."""
 
     at_s: float
     request: SimRequest

@@ -136,7 +136,7 @@ MESSAGE_KEYS = ("message", "error", "detail")
 
 
 class ReplayOutcome(StrEnum):
-    """How a request of the trace ended. All but `ok` count as failures of the run."""
+    """The end of a request of the trace. All but `ok` count as failures of the run."""
 
     OK = "ok"
     REJECTED = "rejected"  # the proxy's 503: all instances busy
@@ -188,7 +188,7 @@ class TimedExchange:
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Where to send, time limit of an attempt (0: none), what follows a 503; `seed`: of jitter."""
+    """Target, time limit of an attempt (0: none), retries of a 503; `seed`: of jitter."""
 
     url: str
     timeout_s: float = 600.0

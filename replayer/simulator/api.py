@@ -1,9 +1,9 @@
 """vLLM's HTTP API for one simulated engine: routes, streaming, errors, cancellation.
 
-A stream gets status 200 and its headers at once and its first bytes with the first token (that of
-/v1/responses says at once that it was created), as with vLLM; a later error is an event in the
-stream. When a client leaves, its requests are aborted. The
-handlers hold no state; requests are in the engine model.
+As with vLLM, a stream gets status 200 and its headers at once, and its first bytes with the first
+token. A stream of /v1/responses reports its creation at once. A later error is an event in the
+stream. When a client leaves, its requests are aborted. The handlers hold no state; requests are in
+the engine model.
 """
 
 import asyncio
@@ -55,9 +55,9 @@ Release = Callable[[RemoteKv], None]
 class EngineProcess:
     """The parts of the engine's process that the handlers use.
 
-    `release` makes a sender unpin KV that will not be fetched, `crash` kills the engine, `address`
-    returns the host and port at which other engines pull its KV, `kv_event_sources` where its KV
-    events are published; None where they are not.
+    `release` makes a sender unpin KV that will not be fetched. `crash` kills the engine. `address`
+    returns the host and port for pulls of its KV. `kv_event_sources` returns the addresses of its
+    KV events, or None.
     """
 
     engine_id: str

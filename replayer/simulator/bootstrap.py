@@ -123,7 +123,7 @@ class Receiver:
         return PullResult.DONE if ok else PullResult.FAILED
 
     async def _look_up(self, remote: RemoteKv) -> str | None:
-        """Ask a bootstrap server for its worker's URL; None if it is down or another engine's."""
+        """Ask a bootstrap server for its worker's URL; None if it is down or of another engine."""
         try:
             async with self._session.get(
                 f"{remote.bootstrap_url.rstrip('/')}/query", timeout=_QUERY_TIMEOUT

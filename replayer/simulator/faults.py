@@ -20,11 +20,11 @@ CHOICES = {
 class Faults:
     """The switches of one engine.
 
-    `query` applies to answers of the bootstrap server, `pull` to KV sent to other engines,
-    `prefill` to the answer of a prefill leg (its KV is pinned anyway), `stream` to a stream of
-    which `stream_tokens` have been sent. `sensor` applies to /dcgm/metrics (--thermal): the last
-    answer again, an answer without GPUs, a 503, none; `heat_celsius` is added to the air. The
-    next `cuts` answers are cut after `cut_bytes` on the wire, head included, wherever that is.
+    `query`: answers of the bootstrap server. `pull`: KV sent to other engines. `prefill`: the
+    answer of a prefill leg (its KV is pinned anyway). `stream`: a stream after `stream_tokens`
+    tokens. `sensor` applies to /dcgm/metrics (--thermal): the last answer again, an answer without
+    GPUs, a 503, none; `heat_celsius` is added to the air. The next `cuts` answers are cut after
+    `cut_bytes` on the wire, head included, wherever that is.
     """
 
     query: str = "ok"

@@ -289,7 +289,7 @@ class SimEngine:
         return self.options.host, self.bootstrap_port
 
     def kv_event_sources(self) -> dict[str, Any]:
-        """Where its KV events are, as vLLM tells."""
+        """Addresses of its KV events, in vLLM's form."""
         host = self.options.host
         return {
             "0": {

@@ -122,7 +122,7 @@ class Publisher:
 
 
 def _events(change: CacheChange, block_size: int) -> Iterator[dict[str, Any]]:
-    """What vLLM says of a change: an event per run of new blocks, or per evicted block."""
+    """vLLM's events of a change: one per run of new blocks, or per evicted block."""
     if not isinstance(change.owner, SimRequest):
         for value in change.values:
             yield {"type": "BlockRemoved", "block_hashes": [value], "medium": "GPU", "group_idx": 0}

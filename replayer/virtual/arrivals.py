@@ -4,12 +4,12 @@ A run has a horizon: its load consists of the requests that would have ended by 
 request were served exactly at the SLO. That set depends on no policy, so policies can be compared
 request by request, and a fleet that keeps the SLO finishes at the horizon.
 
-A replicable source is copied: its units are drawn in shuffled rounds and start as a renewal
-process, every copy gets private blocks beside the common ones, and think times are the trace's, up
-to a cap. Any other source is sped up from a random point of the trace on: it keeps order, relative
-gaps and blocks, and equal timestamps of a coarse clock are spread evenly over its tick. With
-`burst` it keeps only the order, as does a trace without timestamps. Where the trace ends before the
-horizon, it begins again as fresh copies: other sessions, other blocks.
+A replicable source is copied. Its units are drawn in shuffled rounds and start as a renewal
+process. Every copy gets private blocks beside the common ones. Think times are the trace's, up to a
+cap. Any other source is sped up from a random point of the trace. It keeps order, relative gaps and
+blocks. Equal timestamps of a coarse clock are spread evenly over its tick. With `burst` it keeps
+only the order, as does a trace without timestamps. Where the trace ends before the horizon, it
+begins again as fresh copies: other sessions, other blocks.
 
 `plan_slots` makes a closed loop instead: so many units at a time, a fixed number in all. There a
 slow fleet gets fewer requests per second, and no request belongs to it that another fleet does not

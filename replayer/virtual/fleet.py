@@ -85,7 +85,7 @@ token."""
 
 
 class Kind(IntEnum):
-    """What a timer is for: an arrival, a limit, a scrape, a look, an engine's life, control."""
+    """The purpose of a timer: an arrival, a limit, a scrape, a look, an engine's life, control."""
 
     ARRIVAL = 0
     GIVE_UP = 1
@@ -318,7 +318,7 @@ class VirtualFleet:
             self._leg_late(live, flow, live.hedge, now_s)
 
     def _leg_late(self, live: LiveRequest, flow: RequestFlow, leg: LiveLeg, now_s: float) -> None:
-        """As in the proxy: a limit below the cap only counts if another instance may be asked."""
+        """Apply a limit as the proxy does: below the cap only if another instance may be tried."""
         limit = leg.limit
         if limit.seconds < limit.cap_s and not flow.has_other(now_s):
             later_s = look_again_s(limit.seconds, limit.cap_s)
@@ -588,7 +588,7 @@ class VirtualFleet:
         self._at(now_s + send.limit.seconds, Kind.LEG_LATE, live, leg.number)
 
     def _not_moved(self, live: LiveRequest, now_s: float) -> None:
-        """Nobody serves a request: it ends, or its stream goes on where it still runs."""
+        """End a request that no instance serves; its stream continues where it still runs."""
         if not live.old.number:
             if live.flow is not None:
                 self._hooks.failed(live.flow.route, live.facts, now_s)
@@ -637,7 +637,7 @@ class VirtualFleet:
         )
 
     def leave_hot(self, request_id: str, now_s: float) -> None:
-        """Have a stream go on elsewhere, if it can; it runs on where it is until then."""
+        """Migrate a stream if it can; it continues on its instance until then."""
         for leg, live in self._legs.items():
             if live.index == int(request_id) and leg is live.leg.request:
                 break

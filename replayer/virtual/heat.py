@@ -38,7 +38,7 @@ class Streams(Protocol):
         """The requests that an engine works on."""
 
     def leave_hot(self, request_id: str, now_s: float) -> None:
-        """Have a stream go on elsewhere, if it can."""
+        """Migrate a stream if it can."""
 
 
 class VirtualHeat:
@@ -80,7 +80,7 @@ class VirtualHeat:
                         streams.leave_hot(one.victim.request_id, now_s)
 
     def _warm(self, plant: Plant, name: str) -> None:
-        """As of the engine's last event: asking for the present would cut its decode runs."""
+        """The state at the engine's last event: the present state would cut its decode runs."""
         engine = self._engines.get(name)
         if engine is None:
             plant.step(TICK_S, 0, 0, 0.0)

@@ -87,7 +87,7 @@ class HeatedSecond:
 
 @dataclass(slots=True)
 class HeatedRun:
-    """What a run gave."""
+    """The results of a run."""
 
     seconds: list[HeatedSecond]
     requests: list[HeatedRequest]

@@ -54,7 +54,7 @@ class TraceTurn:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What of a trace is no part of its load: requests, and the sessions that they are of.
+    """The requests of a trace that are left out of its load, and their sessions.
 
     `shortest_tokens`: the shortest prompt among those that caused it.
     """

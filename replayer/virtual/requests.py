@@ -32,10 +32,10 @@ QUEUE = QueueLimits(256, 64 << 20, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class WayNoise:
-    """What legs take to reach their engine beside its intake: exponential, with this mean.
+    """Delays of legs to their engine, beside its intake: exponential, with this mean.
 
-    Each delay is drawn by a hash of the request and the leg's number, so that equal runs are equal,
-    and every policy meets the same delays on the same load; other seeds give other delays.
+    Each delay is drawn by a hash of the request and the leg's number. So equal runs are equal, and
+    every policy meets the same delays on the same load. Other seeds give other delays.
     """
 
     mean_s: float = 0.0

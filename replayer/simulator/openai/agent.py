@@ -79,7 +79,7 @@ def _plain(function: Mapping[str, Any]) -> str:
 
 
 def _words(content: Any) -> str:
-    """What a user's message says, without what the client adds to it."""
+    """The text of a user's message, without the client's additions."""
     parts = content if isinstance(content, list) else [{"text": content or ""}]
     texts = [str(part.get("text") or "") for part in parts if isinstance(part, dict)]
     return _REMINDER.sub("", "\n".join(texts)).strip()

@@ -36,7 +36,7 @@ class Embedding:
     is_base64: bool
 
     def jobs(self, request_id: str) -> list[Job]:
-        """What the engine has to compute: each prompt, and no output."""
+        """The engine's work: each prompt, and no output."""
         return [
             Job(f"{request_id}-{index}", prompt.tokens, prompt.block_hashes, 0, "stop")
             for index, prompt in enumerate(self.prompts)

@@ -22,8 +22,8 @@ FIELD = "kv_transfer_params"
 class Handing:
     """A request's part in a hand-over of KV.
 
-    `send_as`: id under which its KV is kept for another engine; `fetch`: where its KV is;
-    `is_incomplete`: its KV is elsewhere, but a key for the place is missing; `is_fatal`: vLLM
+    `send_as`: id under which its KV is kept for another engine. `fetch`: source of its KV.
+    `is_incomplete`: its KV is elsewhere, but a key of the source is missing. `is_fatal`: vLLM
     crashes over that. `p_cached_tokens`: prefix hit that P reported.
     """
 
