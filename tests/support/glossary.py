@@ -78,20 +78,20 @@ SECTIONS: tuple[tuple[str, str, type[StrEnum]], ...] = (
         State,
     ),
     (
-        "Streams that are to go on elsewhere",
+        "Streams that migrate",
         "`reason` of `cache_proxy_migrations_total`, and `cause` in the request log's "
         "`migrations`.",
         MoveCause,
     ),
     (
-        "Streams that do not go on elsewhere",
+        "Streams that do not migrate",
         "`outcome` of `cache_proxy_migrations_total`, and `ended` in the request log's "
         "`migrations`; see [Migration](../concepts/migration.md).",
         Unmoved,
     ),
     (
         "Releases of KV",
-        "What became of KV on P that nobody will fetch: `result` of "
+        "Results for KV on P that will not be fetched: `result` of "
         "`cache_proxy_kv_releases_total`.",
         ReleaseResult,
     ),

@@ -16,8 +16,8 @@ Told = tuple[int | None, int | None, int | None]
 def told_counts(answer: bytes | None, dialect: Dialect, first_data: bytes = b"") -> Told:
     """The counts that an engine tells; None for each that is missing or cannot be right.
 
-    `answer`: a JSON object whose member `usage` they are, of a Responses API's stream further in.
-    `first_data`: of the stream's first event; Anthropic's API has a part of them there.
+    `answer`: a JSON object with the member `usage`; the Responses API's streams have it further in.
+    `first_data`: data of the stream's first event, where Anthropic's API has a part of the counts.
     """
     told = object_of(answer or b"")
     counts = _inner(told if "usage" in told else _inner(told, "response"), "usage")
@@ -46,7 +46,7 @@ def _inner(told: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _of_message(counts: dict[str, Any]) -> tuple[int | None, Any]:
-    """Prompt tokens and those of them that were cached: Anthropic counts three parts apart."""
+    """Prompt tokens and cached prompt tokens: Anthropic counts three parts apart."""
     cached = counts.get("cache_read_input_tokens")
     parts = counts.get("input_tokens"), cached, counts.get("cache_creation_input_tokens")
     known = [_count(part) for part in parts if part is not None]
