@@ -331,8 +331,8 @@ class Proxy:
     async def start(self) -> None:
         """Listen. Raises OSError if the port cannot be bound or the request log not be opened.
 
-        Raises ConfigError if certificates cannot be used, if a sensor needs a package that is not
-        installed, or if this process would replace a serving one and no instance answers it.
+        Raises ConfigError for unusable certificates and for a sensor's missing package. Raises it
+        too if this process would replace a serving one and no instance answers it.
         """
         settings = self._settings
         if (lacking := registry.missing(settings.instances)) is not None:

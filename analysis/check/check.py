@@ -65,8 +65,8 @@ class Compared:
 class Check:
     """The results of a check; constants are in engine seconds.
 
-    `as_placed` compares TTFT with a model that is given the run's own placements and sending times:
-    its deviation is the engine model's; a larger deviation in `times` is due to other decisions.
+    `as_placed` compares TTFT with a model that gets the run's own placements and sending times, so
+    its deviation is the engine model's. A larger deviation in `times` is due to other decisions.
     `lag`: how late the client sent, in real seconds; a large lag means that the machine was too
     busy, so engines and proxy were late as well.
     """

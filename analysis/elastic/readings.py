@@ -2,8 +2,8 @@
 
 The founding text leaves open how P is chosen, whether `ongoing_tokens` counts the context of
 running streams, and where its sessions lived. The proxy's reading: P is the instance with the
-fewest ongoing tokens, those of prompts and streams alike, and a session begins where its prompt
-would have its first token first. READINGS has one entry per other reading.
+fewest ongoing tokens, of prompts and streams alike. A session begins where its prompt would have
+its first token first. READINGS has one entry per other reading.
 """
 
 from __future__ import annotations

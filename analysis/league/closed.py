@@ -1,9 +1,9 @@
 """A closed loop of sessions as a load of the league: so many at a time, a fixed number in all.
 
 It is the load of a comparison on running engines: every system answers the same requests, and a
-slow one takes longer for them. There sessions are short, so that a run ends within minutes: their
-first turns only, with shorter answers, sub-agents as sessions of their own, and without those that
-have a very long prompt.
+slow one takes longer for them. Its sessions are short, so that a run ends within minutes. They have
+only their first turns and shorter answers; sub-agents are separate sessions; sessions with a very
+long prompt are left out.
 """
 
 from __future__ import annotations

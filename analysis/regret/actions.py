@@ -54,9 +54,9 @@ def is_heavy(scene: PlacementView, choice: Choice) -> bool:
 def actions(scene: PlacementView, choice: Choice, *, offloads: bool = True) -> list[Action]:
     """Return the policy's own action, then the others, those with a P if `offloads`.
 
-    They are: compute on each instance; prefill on each P for home, for the chosen D and for the D
-    with the fewest ongoing tokens; and hand over from home to each other instance. With 4 instances
-    that is at most 14, with 8 at most 36.
+    One action computes on each instance. Others prefill on each P for home, for the chosen D and
+    for the D with the fewest ongoing tokens. The last ones hand over from home to each other
+    instance. With 4 instances that is at most 14, with 8 at most 36.
     """
     found = [action_of(choice), *(Action(c.instance.name) for c in scene.free)]
     if offloads and scene.transfers.can_offload and scene.facts.offloadable:

@@ -1,7 +1,7 @@
 """A virtual fleet whose run can be branched, to follow each alternative of a decision.
 
 A branch is a forked process. The run's state is spread over router, engines, heap and the rule
-under test, some of it keyed by object identity (reservations by their lease) or held in closures
+under test. Some of it is keyed by object identity (reservations by their lease) or held in closures
 and iterators. A copy by pickle or deepcopy would differ; a fork has the same memory at the same
 addresses, takes some milliseconds, and copies only pages that change. The child continues from the
 middle of the decision to its end, writes the outcome into a pipe and exits. The parent waits for
@@ -49,8 +49,8 @@ class Terms:
 PATIENCE_RATIO = 2.0
 """Longest branch, in horizons: the last members, too, get a horizon to end."""
 PACE_TOKENS = 32
-"""A stream's pace is averaged with this many tokens at half the SLO's time per token, since its
-first few tokens, perhaps beside another request's prefill, say little about thousands to come."""
+"""A stream's pace is averaged with this many tokens at half the SLO's time per token. Its first
+tokens, perhaps beside another request's prefill, say little about thousands to come."""
 
 
 class Postponed(Exception):  # noqa: N818 - an answer to the fleet, not an error

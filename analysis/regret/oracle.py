@@ -1,8 +1,8 @@
 """The oracle: at each HEAVY decision it tries every action and runs each future to its end.
 
-A Probe wraps the policy under test and branches the run for every action. Its mode says what it
-does then: follow the policy (watch), take the action that turned out best (rollout: one step of
-policy improvement), or only postpone the policy's action (placebo).
+A Probe wraps the policy under test and branches the run for every action. Its mode then decides:
+follow the policy (watch), take the best action (rollout: one step of policy improvement), or only
+postpone the policy's action (placebo).
 
 The placebo is the noise floor. A fleet is chaotic: a request moved by a few milliseconds moves
 thousands of later ones, so the best of a dozen runs is better in any case. The placebo keeps the

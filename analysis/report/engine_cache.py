@@ -1,8 +1,8 @@
 """Hits of the engines' own prefix caches during a run, by their counters before and after.
 
-Ratios are per prompt token looked up: locally that is all of a prompt, at a KV connector what is
-not there, or all of it where the local cache is switched off. The prompt of an offload is looked up
-on P and on D. A ratio is None where an engine does not count what it is made of.
+Ratios are per prompt token looked up. The local cache looks up all of a prompt; a KV connector
+looks up the rest, or all of it if the local cache is off. The prompt of an offload is looked up on
+P and on D. A ratio is None where an engine does not count what it is made of.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """Published rules that decide whether another instance prefills: local or remote.
 
-In each project the decode instance is chosen first, then the decider says whether its prefill is
-remote; P is then the best other instance by the project's prefill profile. Every rule returns local
-if no peer can prefill or the request cannot be split.
+In each project the decode instance is chosen first, then the decider chooses a local or remote
+prefill. P is then the best other instance by the project's prefill profile. Every rule returns
+local if no peer can prefill or the request cannot be split.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class _Worker:
 class Smetric:
     """vllm-project/router's smetric: stay with the cache while its queue meets the TTFT target.
 
-    The project gives no defaults; these are the ratio of the two terms of an 8B model's prefill,
+    The project gives no defaults. These are the ratio of the two terms of an 8B model's prefill,
     its tests' hit ratio and slack, and the league's own TTFT target. Work is in tokens where the
     project counts characters. Rates are learned as in the project: 90th percentile of 64, from 8
     on.

@@ -4,8 +4,8 @@ Code that still holds a dropped state, or a part of it, writes into the void. So
 later, or a report of a gone process, never reaches the process that has the name now. So nothing
 compares incarnations by number.
 
-Two tables are over all instances, and are told of a dropped state (`on_dropped`): the prefix index,
-whose masks hold a bit of each instance, and the transfer times of pairs. State of an address rather
+Two tables cover all instances and get `on_dropped` for a dropped state. They are the prefix index,
+whose masks have a bit per instance, and the transfer times of pairs. State of an address rather
 than of a process is in the fleet's `Member`: its health (core.fleet.health) outlives the process,
 to damp one that comes and goes.
 """

@@ -1,7 +1,7 @@
 """Ongoing tokens per instance, and KV that broken hand-overs may still hold.
 
-Only leases write counters (core.lease), so the conservation law holds by construction: for each
-instance, the sum over live leases equals its counters, and without leases every counter is zero.
+Only leases write counters (core.lease), so the conservation law holds by construction. An
+instance's counters equal the sum over live leases, and are zero without leases.
 
 An engine does not report what it has pinned. KV that a broken hand-over may have left pinned
 (`UnreleasedKv`) counts against the instance's room for further hand-overs until the engine's own

@@ -1,10 +1,10 @@
 """Parse an engine's `/metrics` to EngineStats: the few series that decisions and dashboards use.
 
 Only lines of those series are parsed: a whole vLLM exposition takes tens of milliseconds, which
-would delay every stream. Older vLLM names of a series are accepted too; while vLLM renamed one, it
-had the same counts under both names, so the first name that is there is read alone. The same
-figures are read from SGLang's engines, and the size of the KV cache from a frontend of NVIDIA
-Dynamo: that of one worker, so it is too low where several are behind one frontend.
+would delay every stream. Older vLLM names of a series are accepted too. During a rename vLLM
+exports both names with the same counts, so only the first name found is read. The same figures are
+read from SGLang's engines. NVIDIA Dynamo's frontend reports the KV cache size of one worker, which
+is too low with several workers behind it.
 """
 
 from __future__ import annotations

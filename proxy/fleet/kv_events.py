@@ -1,11 +1,10 @@
 """Follows the KV events of the instances, one task per data-parallel rank.
 
 A rank's batches are numbered from 0. One connection is one process of the engine: as long as it
-lasts and no number is missing, the set of published blocks is right. Batches that were missed are
-asked for at the engine's replay address, where it has one; a new connection begins with the last
-batch that is known, so that another process, which has another one under that number, is noticed.
-What cannot be made good empties the set, and hits are predicted without events until the set is
-whole again.
+lasts and no number is missing, the set of published blocks is right. Missed batches are requested
+at the engine's replay address, if any. A new connection begins with the last known batch, so that
+another process, whose batch of that number differs, is noticed. What cannot be made good empties
+the set, and hits are predicted without events until the set is whole again.
 """
 
 from __future__ import annotations

@@ -273,8 +273,8 @@ class Probes:
 
         In vLLM's development mode, in which alone it can be paused, it has routes that tell both.
         They are right where the metrics are not: these say awake once the weights are back, while
-        the KV cache is not. A route that is not there is not asked for again of the same process,
-        and an engine whose metrics tell nothing only where requests have had no answer for a while.
+        the KV cache is not. A missing route is not requested again from the same process. An engine
+        whose metrics do not tell is only asked after a while without answers.
         """
         name, limit_s = upstream.instance.name, self._options.settings.health_timeout
         member = self._fleet.get(name)

@@ -22,8 +22,8 @@ LOOP_BYTES = 16 << 10
 LINE_BYTES = 4096
 """A longer line is ignored; vLLM's are below 1 KiB."""
 MOST_LINES, MOST_WANTED, WANTED_BYTES = 1 << 15, 4096, 1 << 18
-"""An exposition of more lines is ignored, and so are its wanted lines behind so many, or behind so
-many bytes of them: 64 data-parallel ranks have 200 KB, which take some 20 ms in a thread."""
+"""An exposition of more lines is ignored, as are wanted lines after so many lines or bytes. 64
+data-parallel ranks have 200 KB, which take some 20 ms in a thread."""
 
 
 class TooMuchError(ValueError):

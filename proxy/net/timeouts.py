@@ -1,7 +1,7 @@
 """The clock, and timeouts that share one timer.
 
-`Clock` is monotonic for durations and decisions, and anchored once to unix time for the log, whose
-times are corrected by how far the system's clock has left the anchor since.
+`Clock` is monotonic for durations and decisions, and anchored once to unix time for the log. The
+log's times are corrected by the system clock's drift from the anchor.
 
 A request has several time limits and rarely reaches one. A timer for each of them would cost more
 than everything else that the request waits for. So limits are kept in a set that one tick per event

@@ -73,10 +73,10 @@ def keep_big_blocks() -> None:
     """Make glibc reuse a prompt's buffers instead of returning them to the kernel each time.
 
     By default every body above 128 KiB costs a mapping and a page fault per 4 KiB, several times
-    over, and above 32 MiB whatever the threshold is; so no block gets a mapping of its own. All
-    threads share one heap: otherwise the event loop could not use what a thread has freed after
-    reading a prompt, nor the thread what the event loop has freed. `give_back` is called every few
-    seconds in return. Call this before the first thread starts. Without glibc nothing happens.
+    over. Above 32 MiB the threshold does not help. So no block gets its own mapping. All threads
+    share one heap. Otherwise the event loop could not reuse memory that a thread freed after
+    reading a prompt, nor the reverse. `give_back` is called every few seconds in return. Call this
+    before the first thread starts. Without glibc nothing happens.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,7 +1,7 @@
 """A client's body, examined once: what the proxy needs of it, without the parsed object.
 
-`examine` parses, refuses, edits and reads a body. A small one is examined on the event loop, a
-larger one in a process of its own (`request/large_bodies.py`): its parse may take half a second and
+`examine` parses, refuses, edits and reads a body. A small body is parsed on the event loop. A
+larger one is parsed in its own process (`request/large_bodies.py`): that may take half a second and
 some 300 MB. Of the parsed object only `Examined` stays.
 """
 

@@ -1,10 +1,10 @@
 """Offloadable requests, and vLLM's reading of flags and numbers in a body.
 
-The prefill leg drops or replaces fields (`prefill_edits`), so P never judges those. A D that
-refuses one of them refuses while it parses the body, before it looks at `kv_transfer_params`: it
-tells P nothing, and the prompt's KV stays pinned there for minutes. So each such field must have a
-value that every vLLM takes (`TAKEN`, `LINKED`). With any other the request goes to one instance,
-which has the last word on it.
+The prefill leg drops or replaces fields (`prefill_edits`), so P never judges those. A D refuses
+such a request while it parses the body, before it reads `kv_transfer_params`. P then hears nothing,
+and the prompt's KV stays pinned there for minutes. So each such field must have a value that every
+vLLM takes (`TAKEN`, `LINKED`). With any other the request goes to one instance, which has the last
+word on it.
 
 `TAKEN` also has the fields with which the two legs could see different prompts, or with which one
 request over the whole prompt is needed.

@@ -1,9 +1,8 @@
 """Framing and checks of client requests, stricter than the HTTP parser's.
 
-The parser in front is tolerant where a reverse proxy must not be, since servers behind the proxy
-may read the same bytes differently: blanks in the request line, other versions, any text as Host.
-Ends of messages are also found here, apart from the parser: bytes on which the two disagree are
-refused.
+The parser in front accepts blanks in the request line, other versions, any text as Host. A reverse
+proxy must not: servers behind it may read the same bytes differently. Ends of messages are also
+found here, apart from the parser: bytes on which the two disagree are refused.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 up. Here its actions become requests to instances, log lines and counters, and their results become
 its events.
 
-The legs of an offload are detached from the request: when the client leaves, P's connection is
-half-closed and what P still answers is released, and D's leg goes on until D has begun.
+The legs of an offload are detached from the request. When the client leaves, P's connection is
+half-closed, and the KV of a later answer is released. D's leg continues until D has begun.
 """
 
 from __future__ import annotations
@@ -461,10 +461,10 @@ class Attempts:
 class PrefillRace:
     """The prefill leg of an offload, hedged by D where P is late.
 
-    Both attempts run as tasks of one group, so that nothing outlives the request: the one that
-    loses, or is left when the request is cancelled, is cancelled and awaited. The first to be ready
-    wins. If both are ready P wins, since P's KV would otherwise stay pinned. An answer that nobody
-    takes is closed.
+    Both attempts run as tasks of one group, so nothing outlives the request. The loser, or the one
+    left when the request is cancelled, is cancelled and awaited. The first to be ready wins. If
+    both are ready P wins, since P's KV would otherwise stay pinned. An answer that nobody takes is
+    closed.
     """
 
     __slots__ = ("_answers", "_attempts", "_failures", "_handed", "_leg", "_out", "_start_s")

@@ -1,7 +1,7 @@
 """A form upload's small fields: the model that it names, whether it wants a stream.
 
-Only the headers of the parts and the values of a few small fields are looked at, wherever in the
-form they are; a file is searched for its end. The form goes on to an instance as it came.
+Only the headers of the parts and the values of a few small fields are read, anywhere in the form. A
+file is only searched for its end. The form goes on to an instance as it came.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Goes on elsewhere with a stream that has begun: performs the actions of its flow.
 
-The client's tokens are in the stream's `Trail`. Another instance is asked for a completion of the
-prompt with these tokens behind it, which every vLLM takes; for a chat its events are written as
-those of a chat (`LaterLeg`).
+The client's tokens are in the stream's `Trail`. The next instance gets a completion of the prompt
+and these tokens, which every vLLM accepts. For a chat its events are rewritten as a chat's
+(`LaterLeg`).
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Up to the first event nothing is promised to the client, so an instance can stil
 unseen. After it, a failure is said inside the stream, and the connection closes without the
 terminal chunk, so that no client takes a cut answer for a whole one.
 
-Bytes go round aiohttp's writer: a piece is scanned and written to the client's transport in the
-call that read it from the instance. aiohttp still owns the client's connection. Between two writes
-a client of a stream has whole events in whole chunks and nothing else: what is incomplete waits
-here. So a heartbeat or an error can follow at any time.
+Bytes bypass aiohttp's writer: a piece is scanned and written to the client's transport in the call
+that read it. The client's connection is still aiohttp's. Between two writes a client of a stream
+has whole events in whole chunks and nothing else: what is incomplete waits here. So a heartbeat or
+an error can follow at any time.
 """
 
 from __future__ import annotations

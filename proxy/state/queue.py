@@ -1,8 +1,8 @@
 """The wait queue on the event loop: woken by events that free load, without polling.
 
-While no request waits, nothing runs here and no callback is set. Once one waits, every change of a
-lease, threshold, report or instance schedules one round of admissions in the loop's next pass; a
-timer covers changes by time alone, such as the end of an engine's cool-down.
+While no request waits, nothing runs here and no callback is set. While a request waits, every
+change of a lease, threshold, report or instance schedules one round of admissions in the loop's
+next pass. A timer covers changes by time alone, such as the end of an engine's cool-down.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _UNFIT = re.compile(
     "\U000e0000-\U000e007f]"
 )
 """Unicode's categories Cc, Cf, Cs, Zl and Zp: control characters (ANSI sequences begin with one),
-marks of direction or of no width, which change how other text is seen, lone surrogates, line ends.
+marks of direction or without width, lone surrogates, line ends.
 """
 
 

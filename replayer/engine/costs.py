@@ -1,9 +1,9 @@
 """Durations of engine steps and KV transfers: the only place with hardware numbers.
 
 Step time `a0 + a1*prefill_tokens + a2*num_decode + a3*kv_tokens + a4*prefill_tokens*context`, the
-linear model that fits vLLM's iteration times. `context` of a chunk is the mean number of tokens
-its own tokens attend to: tokens computed before plus half of the chunk; `kv_tokens` is the KV read
-by the decoding sequences.
+linear model that fits vLLM's iteration times. `context` of a chunk: mean number of tokens that its
+tokens attend to, that is the tokens computed before plus half of the chunk. `kv_tokens`: KV read by
+the decoding sequences.
 
 The preset stands for an 8B dense model (32 layers, width 4096, 8 KV heads of 128, bf16) on one
 H100 SXM (989 TFLOPS dense bf16, 3.35 TB/s):
@@ -61,11 +61,11 @@ class StepCost:
 
 
 MOCKER = StepCost(a0=0.0, a1=5e-5, a2=0.0, a3=3e-8, a4=0.0, prefill_s=4e-3, token_s=0.01)
-"""Dynamo's engine simulator with a linear profile: prefill 4 ms and 20,000 tokens/s whatever the
-context, then tokens for all that are ready in 10 ms, and 3 ms per 100,000 tokens of streams' KV."""
+"""Dynamo's engine simulator with a linear profile. Prefill takes 4 ms and 20,000 tokens/s whatever
+the context. A decode step takes 10 ms, and 3 ms per 100,000 tokens of streams' KV."""
 A100 = StepCost(a0=13e-3, a1=84e-6, a2=50e-6, a3=6.4e-8, a4=2.6e-9)
-"""The preset's model on an A100 SXM (312 TFLOPS dense bf16, 2.04 TB/s) by the same formulas: a0, a3
-and a4 at the same part of the peak, a1 at 61 % of it, which is twice the preset's."""
+"""The preset's model on an A100 SXM (312 TFLOPS dense bf16, 2.04 TB/s) by the same formulas. a0, a3
+and a4 use the same share of the peak, a1 uses 61 % of it, twice the preset's share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ that is new since the previous turn. Files of the other kind (deltas) are recogn
 read as cumulative, they would be a different, far lighter load. Timestamps and delays are
 milliseconds in the file and seconds in `TraceRequest`.
 
-Tables have a line of column names and no block ids: Azure's LLM inference traces, with times of the
-clock, BurstGPT's, in seconds, and Vidur's pairs of lengths, without any time. Bailian's rows are in
-seconds too.
+Tables have a line of column names and no block ids. They are Azure's LLM inference traces (clock
+times), BurstGPT's (seconds), and Vidur's pairs of lengths (no times). Bailian's rows are in seconds
+too.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,11 +1,11 @@
 """The router and N engine models on one virtual clock: a trace of hours in seconds of CPU time.
 
-The driver takes the place of the proxy's IO: it performs the actions of each request's flow
-(`proxy.core.routing.request_flow`) on engine models, and reports their results to the flow as
-events. Hedges, fall-backs, retries, time limits, moves of streams and the wait queue are the
-proxy's own code. Engine reports come at every scrape, and probes of engines that have died.
-Network and proxy take no time unless given some (`IntakeCost`, `WayNoise`). No clock or random
-number is used: equal loads give equal rows.
+The driver replaces the proxy's IO. It performs the actions of each request's flow
+(`proxy.core.routing.request_flow`) on engine models, and reports the results to the flow as events.
+Hedges, fall-backs, retries, time limits, moves of streams and the wait queue are the proxy's own
+code. Engine reports come at every scrape, and probes of engines that have died. Network and proxy
+take no time unless given some (`IntakeCost`, `WayNoise`). No clock or random number is used: equal
+loads give equal rows.
 """
 
 import heapq

@@ -3,8 +3,8 @@
 A unit is a session with its sub-agents. Traces without sessions get them from their block ids: a
 row that continues an earlier row's whole blocks is its next turn.
 
-Blocks are merged so that a prompt has at most about 192 of them: the ids are nodes of a prefix
-tree, so the last fine id of a merged block stands for all of them. Partial tails have no id.
+Blocks are merged so that a prompt has at most about 192 of them. The ids are nodes of a prefix
+tree, so the last fine id of a merged block stands for all. Partial tails have no id.
 """
 
 from collections import Counter

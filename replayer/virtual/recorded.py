@@ -1,9 +1,9 @@
 """Reads a run through real sockets from `run.json`, to repeat it in virtual time.
 
 `run.json` (written by `replayer.demo.processes`) holds the engines' options, the proxy's options
-and the arguments of `replay`: they give the same requests on the same schedule, the same router and
-the same engines. Times are real seconds of the run, as in the proxy's options, so an engine at
-speed six has constants six times smaller. Multiplied by `time_scale`, they are engine seconds.
+and the arguments of `replay`. They give the same requests and schedule, router and engines. Times
+are real seconds of the run, as in the proxy's options, so an engine at speed six has constants six
+times smaller. Multiplied by `time_scale`, they are engine seconds.
 """
 
 from __future__ import annotations

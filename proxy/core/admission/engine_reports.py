@@ -1,8 +1,8 @@
 """Reports of an engine and checks on them: its /metrics, and the usage of its answers.
 
-A report is frozen when it stays the same to the last byte although the engine has answered
-requests since, or although it shows KV in use: every step of a running engine changes some
-counter. The load of a frozen report is ignored; the proxy's own counters decide alone.
+A frozen report stays the same to the last byte although the engine has answered requests, or
+although it shows KV in use. Every step of a running engine changes some counter. The load of a
+frozen report is ignored; the proxy's own counters decide alone.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 class EngineKv:
     """KV cache as the engine reports it: size in tokens and the share in use, 0..1.
 
-    Of an engine with data-parallel ranks the size is that of all of them, `used_ratio` that of the
-    fullest one, and `used_by_rank` has each; empty for an engine without ranks.
+    With data-parallel ranks the size is the sum, `used_ratio` is the fullest rank's, and
+    `used_by_rank` has each rank; empty without ranks.
     """
 
     total_tokens: int | None = None
@@ -88,8 +88,8 @@ class EngineKv:
 
 
 FROZEN_S, ANSWERS = 60.0, 8
-"""A report is frozen when it has not changed for FROZEN_S while the instance gave ANSWERS answers;
-fewer may have come between the making of a report and its reading."""
+"""A report is frozen if it has not changed for FROZEN_S while the instance gave ANSWERS answers.
+Fewer answers may come between the making of a report and its reading."""
 IN_USE_S = 600.0
 """A report is also frozen when it has shown the same KV in use for this long. A shorter time would
 be wrong: a broken hand-over pins KV for 480 s, and no counter need change meanwhile."""
@@ -142,9 +142,9 @@ cost grows with the fleet."""
 class OwnRatio:
     """A ratio that one instance reports with each answer, as bytes of prompt per token.
 
-    Averages are taken of logarithms, so that twice and half count alike: the mean of the first
-    EARLY reports, which each later one moves by GAIN of its distance, clipped to CLIP.
-    `is_doubted`: it disagrees with the fleet.
+    Logarithms are averaged, so twice and half count alike. The start is the mean of the first EARLY
+    reports; each later one moves it by GAIN of its distance, clipped to CLIP. `is_doubted`: it
+    disagrees with the fleet.
     """
 
     __slots__ = ("count", "is_doubted", "log")

@@ -62,7 +62,7 @@ class Band:
     """The tenants of one priority of one lane, served in the order of their start tags.
 
     `left` keeps the tags of tenants without entries that are ahead of their share, until the others
-    have caught up: a tenant must not gain by leaving and coming back.
+    have caught up. So a tenant does not gain by leaving and returning.
     """
 
     __slots__ = ("flows", "left", "now_tag", "passed_over")
@@ -367,9 +367,9 @@ class WaitQueue:
         """The entries to displace for a new one; none if that would not make enough room.
 
         First the newest of the new entry's own tenant in bands below it. Then, one by one, the
-        newest in the lowest band of the tenant with the largest share, while that share is larger
-        than the own tenant's would be with the new entry. Bands are no matter between tenants: a
-        client says itself which it is in.
+        newest in the lowest band of the tenant with the largest share. It stops when that share is
+        at most the own tenant's with the new entry. Bands are no matter between tenants: a client
+        says itself which it is in.
         """
         leaving: list[Entry] = []
         left_bytes = 0

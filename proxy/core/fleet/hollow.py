@@ -13,9 +13,9 @@ can be asked about. Such an answer counts by itself, as what a request says caus
 
 What counts makes a trial due, which decides: at once after `DOUBTS` in a row, in a moment after the
 first one. Until then the instance is priced (`weight`): the more, the larger their part of its last
-answers, and the less, the longer ago the last one is. One that has passed its trial may refuse
-`SPARED` more requests that others serve, between two that it serves itself, before it is priced for
-that: newer engines beside it may know more fields.
+answers, and the less, the longer ago the last one is. After a passed trial it may refuse `SPARED`
+more requests that others serve, between two that it serves, before they count in its price. Newer
+engines beside it may know more fields.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The instances that are known, and which of them may be chosen.
 
-Ejecting is a guess: where more than half of those that could serve a request would be out, it is
-more likely that the guess is wrong, or that those left would drown. Then all are used (panic), but
-for those where nobody listens. One whose engine says that it sleeps or is paused rests: it is never
-used, as that is no guess.
+Ejecting is a guess. If it took out more than half of the instances that could serve a request, it
+is probably wrong, or would overload the rest. Then all are used (panic), but for those where nobody
+listens. One whose engine says that it sleeps or is paused rests: it is never used, as that is no
+guess.
 """
 
 from __future__ import annotations
@@ -66,15 +66,14 @@ class Starts:
 class Member:
     """An instance in the fleet. `models` is None until asked; `bases`: of adapters, by name.
 
-    `lengths`: tokens of context by model, where its list tells them.
-    `is_kv_known`: its KV engine's id is known, so that others may fetch KV from it.
-    `rereads_models`: its list of models is to be read again. It answered a request as if it did not
-    serve a model that it is known for, which a client may have worded; or a client asked for a
-    model that no list has; or it is another process. `denied`: that model, until the list is read;
-    `contradicts`: the list had it all the same.
-    `state`: what is known of the present incarnation, which is another object for every one;
-    `incarnation`: how many processes of this name there were before, for operators. `credit`:
-    placements that it may take part in while it starts slowly.
+    `lengths`: tokens of context by model, where its list tells them. `is_kv_known`: its KV engine's
+    id is known, so that others may fetch KV from it. `rereads_models`: its list of models is to be
+    read again. Reasons: its answer, which a client may have worded, denies a model that it serves;
+    a client asked for a model that no list has; or it is another process. `denied`: that model,
+    until the list is read; `contradicts`: the list had it all the same. `state`: what is known of
+    the present incarnation, which is another object for every one; `incarnation`: how many
+    processes of this name there were before, for operators. `credit`: placements that it may take
+    part in while it starts slowly.
     """
 
     instance: Instance

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 SLACK_BLOCKS: Final = 2
 SLACK_RATIO: Final = 0.1
-"""A claim too large by so many of the engine's blocks, or this part, is right: some engines compute
+"""A claim too large by so many of the engine's blocks, or this part, is right. Some engines compute
 the last blocks again, or find only prefixes of certain lengths."""
 BELIEVED_WRONG: Final = 3
 BELIEVED_RIGHT: Final = 3

@@ -240,12 +240,12 @@ class EngineCache:
     since. `bit`: its place in the prefix index, 0 while it has none there. `limit_blocks`: its
     size, None while unknown. `reported_blocks`: size as its engine reported. `learned_blocks`,
     `learned_tokens`: size as answers showed. `proven_blocks`, `proven_tokens`: contents at one
-    moment, as answers showed before a size was known. `witnesses`: prompts of which it had less
-    than expected, and how old what they lack is; `right`: beginnings of prompts of which it had
-    what was expected, and how often. `found_gcd`: of the cached tokens of so many answers,
-    `found_count`. `reserved_blocks`: on their way. `full_ratio`: None when it is to be reckoned
-    again. `holds`: by their age. `computing`: the first missing block of each prompt on its way,
-    and how many there are; `computing_blocks`: of all of them. `sessions`: how many live there.
+    moment, as answers showed before a size was known. `witnesses`: prompts with fewer cached tokens
+    than expected, and the age of the missing blocks. `right`: starts of prompts found as expected,
+    with their counts. `found_gcd`: of the cached tokens of so many answers, `found_count`.
+    `reserved_blocks`: on their way. `full_ratio`: None when it is to be reckoned again. `holds`: by
+    their age. `computing`: the first missing block of each prompt on its way, and how many there
+    are; `computing_blocks`: of all of them. `sessions`: how many live there.
     """
 
     __slots__ = (

@@ -2,19 +2,19 @@
 
 What is known of one instance's cache is in its `EngineCache`; here is what is kept over all. One
 dict maps a chained block hash to a bitmask of instances. A chained hash stands for its whole
-prefix, and an instance that holds a block holds those before it: blocks of one prompt are used
-together and leave tail first. So the masks along a prompt only lose bits, and halving finds
+prefix. An instance that holds a block holds the blocks before it: blocks of one prompt are used
+together and evicted tail first. So the masks along a prompt only lose bits, and halving finds
 where: a few looks instead of one per block, for all instances at once.
 
-Bounded twice: `max_blocks` per instance (what an engine can hold) and `max_bytes` overall; the
-least recently used block leaves first, so the root, which the most prompts share, stays longest
-(vLLM frees in the same order). Every use has a number, its age, and what requests in flight use is
-held: an engine evicts only what nobody runs on. Where prompts wait as all of it is held, room for
-them is made when a hold ends, and of what that one leaves.
+It has two bounds: `max_blocks` per instance (an engine's size) and `max_bytes` overall. The least
+recently used block is evicted first, as in vLLM, so the root, shared by most prompts, stays
+longest. Every use has a number, its age, and what requests in flight use is held: an engine evicts
+only what nobody runs on. Where prompts wait as all of it is held, room for them is made when a hold
+ends, and of what that one leaves.
 
-A use takes over all blocks of its prompt, and later ones take its leading blocks from it: what was
-last used at one age is always one run of blocks. So the order of eviction is kept per run, and a
-use costs a few steps and some copying in C, however long the prompt is.
+A use takes over all blocks of its prompt, and later uses take its leading blocks. So the blocks
+last used at one age are always one run. So the order of eviction is kept per run, and a use costs a
+few steps and some copying in C, however long the prompt is.
 
 An engine caches its answers too. Their hashes come with the next turn, which has them in its
 prompt; until then numbers stand for them at the end of the prompt's run, in no mask.
@@ -30,8 +30,8 @@ from typing import Final
 from proxy.core.kvcache.engine_cache import EngineCache, Hold, Runs
 
 BYTES_PER_BLOCK: Final = 750
-"""Memory of one block on one instance, at its worst, as test_prefix_index.py measures it: a prompt
-of one block, just after the tables grew, in a compiled installation (interpreted: 600). Of long
+"""Most memory of one block on one instance, measured by test_prefix_index.py when compiled
+(interpreted: 600). The worst case is a prompt of one block just after the tables grew. Of long
 prompts a block takes less than half."""
 GROUPS_MAX: Final = 256
 

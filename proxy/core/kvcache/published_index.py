@@ -1,9 +1,9 @@
 """The index by KV events: each engine's blocks of a prompt, and the ends of text prompts.
 
 Where it is known what an engine has of a prompt, that counts; elsewhere the approximate index
-(`prefix_index`) does. A prompt of token ids is looked up in the published blocks. One of text is
-looked up by the ends of its messages: each request that is over tells where its prompt's end is in
-the chain of its engine's blocks (`Ended`).
+(`prefix_index`) does. A prompt of token ids is looked up in the published blocks. A text prompt is
+looked up by the ends of its messages. Each finished request gives its prompt's end in the chain of
+its engine's blocks (`Ended`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ NO_END = (0, 0)
 class Ended:
     """A request of text that an instance has answered, with the counts of its usage.
 
-    It was placed there at `since_s`; `estimate`: the prompt's length as it was estimated;
-    `session`: as the engine was told it, empty where it was not; `cached_tokens`: None where it is
-    not told.
+    `since_s`: time of its placement. `estimate`: the prompt's estimated length. `session`: the
+    session's name as sent to the engine, or empty. `cached_tokens`: None if not reported.
     """
 
     __slots__ = (

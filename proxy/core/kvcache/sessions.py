@@ -1,11 +1,11 @@
 """The homes of sessions, and the holders of stored responses.
 
-Both tables are bounded by time and count; when one is full the least recently used entry of the
-tenant that holds most goes (`ByTenant`), and before it a session that no engine has ever served.
+Both tables are bounded by time and count. When a table is full, the tenant with most entries loses
+its least recently used one (`ByTenant`). A session that no engine ever served goes first.
 
-A session's home is the cache that has its KV. Of one that is lost (its process is gone) nothing is
-swept: the session has no home any more, and its entry leaves as others do, or is used again.
-An engine keeps the responses that it stores in its own memory, so they are lost with its process.
+A session's home is the cache that has its KV. Nothing is swept for a lost instance. The session has
+no home any more, and its entry expires as others do, or is used again. An engine keeps the
+responses that it stores in its own memory, so they are lost with its process.
 """
 
 from __future__ import annotations
@@ -369,8 +369,8 @@ class Sessions:
     def ended(self, stay: Stay, tokens: int | None, now_s: float) -> None:
         """A request of the session is over; `tokens`: its prompt and output, None if it failed.
 
-        A session of which nothing was ever computed takes nobody's place from then on: it has no KV
-        anywhere, and is the first to go where the table is full.
+        A session without any computed turn has no KV anywhere. From then on it is the first to go
+        when the table is full.
         """
         if stay.is_dropped:
             return

@@ -256,8 +256,8 @@ FEW: Final = 8
 PRIOR_RATIO: Final = 2.0
 """Without measured ratios, a leg is late after twice its prediction."""
 SHORT_S: Final = 0.05
-"""A shorter time is mostly network and an engine's step, so its ratio says nothing about longer
-ones: it is not kept, and a bound is never computed from a prediction below this."""
+"""A shorter time is mostly network latency and an engine's step, so its ratio does not apply to
+longer ones. It is not kept, and no bound is computed from a shorter prediction."""
 
 
 class Residuals:

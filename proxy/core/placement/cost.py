@@ -20,10 +20,10 @@
 `stall` is the time that a prefill adds to the steps of the streams beside it. It counts most where
 the streams just keep the TPOT target: faster streams have time to spare, and slower ones miss the
 target anyway. `pressure` follows the same target over the fleet (core.latency.slo_pressure). A
-request that arrives at P meanwhile waits for the rest of this prefill, half of it on average, and
-for the queue before it, so long prompts go where few requests arrive. The busy ratio of the last
-minute predicts how often the session's next turns will find D computing; the present queue length
-would not. How long such a turn then waits is learned from the prefills of the whole fleet.
+request that arrives at P meanwhile waits for the queue and the rest of this prefill, half of it on
+average. So long prompts go where few requests arrive. The busy ratio of the last minute predicts
+how often the session's next turns will find D computing; the present queue length would not. How
+long such a turn then waits is learned from the prefills of the whole fleet.
 
 KV is displaced now, and from now on. Now: the oldest blocks of a full cache, each of which is
 needed again with the chance that its session comes back. From now on: the sessions on an instance
@@ -33,11 +33,10 @@ What does not fit is computed again at the fleet's rate, on whichever instance t
 prompts take room as well: once a cache is full of them, every turn computes all of its prompt, runs
 longer for it, and keeps the cache full.
 
-P = D is colocation, at the session's home or elsewhere: a session follows its cached tokens, and
-affinity is worth what it would cost to compute the lost prefix again. P != D is an offload. Where P
-is the old home (a pull), the prefix moves to D at the price of a transfer instead of a prefill. An
-offload must beat the best colocation by a margin, and P's queue is bounded; both keep the tail
-short.
+P = D is colocation, at the session's home or elsewhere. A session follows its cached tokens:
+affinity is worth the cost to compute the lost prefix again. P != D is an offload. Where P is the
+old home (a pull), the prefix moves to D at the price of a transfer instead of a prefill. An offload
+must beat the best colocation by a margin, and P's queue is bounded; both keep the tail short.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ MAX_WAIT_S: Final = 4.0
 """P takes no offload behind a longer queue: a first design without this bound lost a quarter of its
 HEAVY requests in such queues."""
 UNKNOWN_RATIO: Final = 1.5
-"""While no size is known, a cache is taken to hold this times the live KV of the fullest one, so
-that sessions are spread before the first of them is evicted."""
+"""While no size is known, a cache is assumed to hold this times the live KV of the fullest one. So
+sessions are spread before the first of them is evicted."""
 FAILED_S: Final = 0.05
 """Added where something has failed since an instance last worked: one that fails at once does
 nothing, so it would look like the quickest place."""

@@ -6,8 +6,9 @@ hedges is bounded: what slows a whole fleet must not double its work. The first 
 with its answer, D with its first token. The loser is always still running, so aborting it frees its
 KV at once. Only a prefill leg that has answered keeps KV pinned, and that leg is the winner.
 
-Only streamed answers are hedged (`RequestFlow.begin`). Of one in a piece nobody sees its first
-token: D could win with its whole output only, and P's answer would stop a D that has half of it.
+Only streamed answers are hedged (`RequestFlow.begin`). The first token of an answer in one piece is
+not visible. D could win only with its whole output, and P's answer would stop a D that has half of
+it.
 """
 
 from __future__ import annotations

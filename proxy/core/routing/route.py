@@ -34,18 +34,17 @@ class Hedge:
 class Route:
     """The decision for one request, and the lease that charges it.
 
-    `prefill` is None when the request is computed where it decodes. `new_tokens` is what D would
-    have to compute, `new_tokens_prefill` what P has to; `predicted_prefill_s` is until the present
-    attempt's prompt is computed, queue included; a TTFT beyond `predicted_ttft_bound_s` is late.
-    `times`: the computing instance's, which have the reservation; None once it is over.
-    `key_tokens`: the hit on D that the prompt's key predicts, see `core.kvcache.trust`.
+    `prefill` is None when the request is computed where it decodes. `new_tokens`: tokens that D
+    would compute. `new_tokens_prefill`: tokens that P computes. `predicted_prefill_s`: time until
+    the present attempt's prompt is computed, queue included. `predicted_ttft_bound_s`: a later
+    first token is late. `times`: the computing instance's, which have the reservation; None once it
+    is over. `key_tokens`: the hit on D that the prompt's key predicts, see `core.kvcache.trust`.
     `is_queued`: other prompts, or KV in use, were before it. `measured`: the time its prefill took,
-    until the answer tells how much of it was cached.
-    `turn`: None where it is no turn of its session.
-    `mistake`: the policy's exception; this attempt was then placed by load. `home`: the instance
-    on which the session lived before, None where it had none; `place`: why D was chosen; `stay`:
-    the session's life on D, of which this request is a part until it ends. `claim`: what D's KV
-    events said of the prompt.
+    until the answer tells how much of it was cached. `turn`: None where it is no turn of its
+    session. `mistake`: the policy's exception; this attempt was then placed by load. `home`: the
+    session's instance before, None without one. `place`: the reason for D. `stay`: the session's
+    life on D, which includes this request until it ends. `claim`: what D's KV events said of the
+    prompt.
     """
 
     decode: Instance

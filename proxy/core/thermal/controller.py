@@ -1,9 +1,9 @@
 """The thermal controller of one instance: readings in, limits on what it is given out.
 
-The ladder goes from least to most cost for users: fewer placements, no prefills for others, a price
-on its own prefills, a cap on requests in flight, eviction, no requests at all. The first three
-begin as the headroom shrinks, the cap at the target, eviction when the critical temperature is
-near, the last one only in an emergency that lasts.
+The ladder goes from least to most cost for users. Its steps are fewer placements, no prefills for
+others, a price on its own prefills, a cap on requests in flight, eviction, no requests. The first
+three begin as the headroom shrinks, the cap at the target, eviction when the critical temperature
+is near, the last one only in an emergency that lasts.
 
 States: NORMAL has no cap. THROTTLE begins at the target; RECOVER, `hysteresis_celsius` below it,
 gives the cap back. EMERGENCY cuts at once and is bound by nothing. STALE (no readings) increases
@@ -395,8 +395,8 @@ class Controller:
     def _evictions(self, heat: Heat, work: InstanceWork, now_s: float) -> int:
         """Running requests above the cap that would end too late.
 
-        That is, the critical temperature is near, and nearer than the time that it takes until
-        enough of them have ended by themselves, at the rate at which they do.
+        That is, the critical temperature comes sooner than enough of them end by themselves at
+        their present rate.
         """
         over = 0 if self._cap is None else work.running - self._cap
         if over <= 0 or self.state is not ThermalState.THROTTLE:

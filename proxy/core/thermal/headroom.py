@@ -122,8 +122,8 @@ class _Gpu:
         """Its watts, smoothed; `drawn_then`: when its chip last said another temperature."""
         self.drawn_then: float | None = None
         self.unexplained = 0.0
-        """The most that its power has changed since, once that is long ago; else a sensor that is
-        not believed would be believed again as soon as the power is what it was."""
+        """The largest change of its power since, after a while. Otherwise a doubted sensor would be
+        trusted again as soon as the power is the same as before."""
         self.is_slowed = False
 
     def take(self, reading: GpuReading) -> None:

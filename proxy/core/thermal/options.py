@@ -36,11 +36,11 @@ class ThermalOptions:
 
     `law` makes the cap, of `min_cap` to `max_running`. `k_p`: requests per degree of law `p`. The
     founding document has 0.5 in its plugin ("1 sequence per 2 degrees") and 0.1 in its text on
-    hysteresis; 0.1 is 1 sequence per 10 degrees, so the two contradict each other. `pi_*`: gains of
+    hysteresis. 0.1 is 1 sequence per 10 degrees, so they contradict each other. `pi_*`: gains of
     law `pi`, requests per degree, and per degree and second. `watts_per_sequence`,
     `rth_celsius_per_watt`, `tau_s`: what law `power` begins with. `victims`: whom to evict first.
-    `evict_within_s`: running requests are evicted when the critical temperature is predicted to
-    be nearer than that. `drain_after_s`: so long in an emergency, and the instance takes nothing.
+    `evict_within_s`: running requests are evicted when the critical temperature is predicted to be
+    nearer than that. `drain_after_s`: so long in an emergency, and the instance takes nothing.
     """
 
     target_celsius: float = 82.0

@@ -44,8 +44,8 @@ class BatchOrder:
     def cap(self, running: int) -> int | None:
         """The cap that the order begins with where so many are in flight; None: no cap yet.
 
-        Who is to leave must find no place to come back to, or the instance would be as full as
-        before: so without a cap of its own an eviction caps at what is to be left.
+        An evicted request must not return, or the instance would be as full as before. So an
+        eviction without a cap sets one at the number of requests that stay.
         """
         if self.max_num_seqs is not None:
             return self.max_num_seqs

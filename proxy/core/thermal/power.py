@@ -1,12 +1,11 @@
 """Watts per request and degrees per watt, learned while an instance works.
 
 Power is `P = P0 + wn*running + wk*kv_tokens + wp*prefill_tps`, by recursive least squares from the
-sensors' watts; the founding document's 3.2 W per sequence is where it begins. Temperature follows
-`dT/dt = (rth*P + c - T) / tau`, where `c` is the air and everything not modelled. An observer runs
-that formula beside the plant and corrects T and `c` by the sensors. So a change of the load is seen
-in the watts before it is seen in the degrees, and whatever is wrong with `rth` or `tau` ends up in
-`c`, which is why the loop settles without knowing them. `rth` is corrected by changes of power and
-the changes of temperature that follow.
+sensors' watts. It starts at the founding document's 3.2 W per sequence. Temperature follows `dT/dt
+= (rth*P + c - T) / tau`, where `c` is the air and everything not modelled. An observer runs that
+formula beside the plant and corrects T and `c` by the sensors. So a change of load shows in the
+watts before the degrees. Errors of `rth` or `tau` end up in `c`, so the loop settles without
+knowing them. `rth` is corrected by changes of power and the changes of temperature that follow.
 
 Where sensors give no watts, the formula's own are used.
 """

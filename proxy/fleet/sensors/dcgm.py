@@ -1,9 +1,9 @@
 """The sensor `dcgm`: the metrics of dcgm-exporter, Prometheus text over HTTP.
 
 Only lines of the series that are used are parsed. A GPU that is split (MIG) has a series for each
-part: the greatest value counts. `DCGM_FI_DEV_CLOCKS_EVENT_REASONS`, and its name in older versions,
-says at once that the hardware slows itself down; without it (it is not among the exporter's default
-counters) a rise of `DCGM_FI_DEV_THERMAL_VIOLATION` does.
+part: the greatest value counts. `DCGM_FI_DEV_CLOCKS_EVENT_REASONS`, or its name in older versions,
+shows throttling at once. It is not among the exporter's default counters; without it, a rise of
+`DCGM_FI_DEV_THERMAL_VIOLATION` shows throttling.
 """
 
 from __future__ import annotations

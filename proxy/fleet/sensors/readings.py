@@ -1,7 +1,7 @@
 """GpuReadings: the last reading of every GPU, by instance; and their gauges.
 
 A reading's time is that of the last sign of life. A sensor that reports the same figures to the
-last digit while the instance works has not measured again: the power of a working GPU is never
+last digit while the instance works has not measured again. The power of a working GPU is never
 twice the same. Then the old time stays. Its age shows a frozen sensor, or an exporter that collects
 less often than it is asked.
 """

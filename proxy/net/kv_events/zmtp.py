@@ -1,9 +1,9 @@
 """ZeroMQ over TCP, as far as a subscriber needs it: ZMTP 3.0 without authentication.
 
-A connection begins with a greeting of 64 bytes in each direction and a READY command; then frames
-follow, each with its flags and length in front, and several of them are one message. `Decoder` is
-this for the bytes of a peer, in whatever pieces they come; `Channel` is a connection of it. Source:
-ZeroMQ RFC 23 (ZMTP 3.0) and RFC 37 (PING and PONG of 3.1, which a peer may send all the same).
+A connection begins with a greeting of 64 bytes in each direction and a READY command. Frames
+follow, each after its flags and length; several frames are one message. `Decoder` is this for the
+bytes of a peer, in whatever pieces they come; `Channel` is a connection of it. Source: ZeroMQ RFC
+23 (ZMTP 3.0) and RFC 37 (PING and PONG of 3.1, which a peer may send all the same).
 """
 
 from __future__ import annotations

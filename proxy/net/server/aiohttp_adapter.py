@@ -1,9 +1,9 @@
 """aiohttp's private parts under public names; no other file of the proxy uses them.
 
-aiohttp keeps a client's connection, its parser and its limits, and has no public way to refuse a
-parsed message, to serve a connection in one task, or to write an answer's bytes past its writer.
-Any release of aiohttp may rename some of this: `test_aiohttp_adapter.py` lists all of it and names
-what is missing.
+aiohttp keeps a client's connection, its parser and its limits. It has no public way to refuse a
+parsed message, serve a connection in one task, or write an answer's bytes past its writer. Any
+release of aiohttp may rename some of this: `test_aiohttp_adapter.py` lists all of it and names what
+is missing.
 """
 
 from __future__ import annotations

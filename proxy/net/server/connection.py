@@ -1,9 +1,9 @@
 """A client's connection: aiohttp's, with stricter checks, header timeouts and a pipeline limit.
 
 aiohttp parses. This module refuses requests that aiohttp would accept or wait for. These are a bad
-request line, version, target, method or Host; a silent connection; an incomplete head; a body whose
-framing breaks while a handler waits; too many requests at once. Error answers are fixed texts,
-since aiohttp's own quote the offending line, which may be a key.
+request line, version, target, method or Host, and a silent connection. Others are an incomplete
+head, a body whose framing breaks while a handler waits, and too many requests at once. Error
+answers are fixed texts, since aiohttp's own quote the offending line, which may be a key.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ QUEUED_MAX = 8
 """Requests that may wait behind the one in service; more abort the connection. From 32 on aiohttp
 would stop reading and not see the client leave."""
 LONG_READ_BYTES, LONG_READS = 131072, 3
-"""After this many reads of this length the other connections get a turn. libuv would read up to 32
-times in a row; a turn after each read cost 2 % more for 400 kB. Behind a request's first read its
-handler has a turn: it decides whether there is room for more."""
+"""After this many reads of this length the other connections get a turn. Up to 32 reads in a row
+are libuv's habit; a turn after each read cost 2 % more for 400 kB. Behind a request's first read
+its handler has a turn: it decides whether there is room for more."""
 LIMITS: dict[str, Any] = {"max_line_size": 8190, "max_field_size": 8190, "max_headers": 100}
 _HOSTS: Memo[str, bool] = Memo(256)
 """Hosts that were checked and are valid: clients name few."""

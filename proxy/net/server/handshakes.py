@@ -1,8 +1,8 @@
 """TLS handshakes with clients: their deadline, and a limit on those under way.
 
-Before its handshake is over a client has sent no request, yet it holds a descriptor. One that means
-to talk is done within a few round trips, so the oldest handshake is ended when a new one finds no
-room: whoever says nothing makes room for others.
+Before its handshake is over a client has sent no request, yet it holds a descriptor. An honest
+handshake is done within a few round trips. So the oldest one is ended when a new one finds no room:
+silent clients make room for others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An instance's answer as it comes: its head, then its body in pieces.
 
 Until its owner takes over (`UpstreamResponse.pour`), up to `HOLD_BYTES` are held, then the
-connection is paused; afterwards each piece is passed on in the call in which it was read.
+connection is paused. Afterwards each piece is passed on in the call that read it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The name of a request's session, by its headers and body.
 
-An agent's own name comes first: a session's id in a header, then one in the body. An id that could
-as well be of this one request (a correlation id, the response that is continued) names a session
-only where no other does, and only once it has come back (`core/kvcache/conversations.py`). An
-agent that works for another one under the session's name has a name of its own beside it.
+An agent's own name comes first: a session's id in a header, then one in the body. An id that may be
+the request's own (a correlation id, the continued response) names a session only without any other
+name. It must also have come back once (`core/kvcache/conversations.py`). An agent that works for
+another one under the session's name has a name of its own beside it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stored responses of `/v1/responses`: which one a request is about, and the id in an answer.
 
-An id is read where the engine itself writes it, before anything of the client's: as the first
-member of the body, or of `response` in a stream's first event. Anywhere else it could be planted.
+An id is read where the engine writes it, before any text of the client. That is the first member of
+the body, or of `response` in a stream's first event. Anywhere else it could be planted.
 """
 
 from __future__ import annotations

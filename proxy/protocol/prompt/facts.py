@@ -208,14 +208,13 @@ class PromptFacts:
     """A body's prompt, as far as it does not depend on learned values.
 
     `model`: the model's name. `bytes`: of the prompt's texts, token ids as 4 each. `ids`: number of
-    token ids, 0 for a text. `hashes`: of its blocks, chained; none where the engine keeps a part of
-    the prompt only, which may be its tail: `kept` tokens, -1 where that depends on the engine.
-    `units`: of its token ids, chained as `unit_hashes` does; empty for a text or several prompts.
-    `ends`: of its messages, see `message_ends`. `answer`: the text of the last answer among them,
-    and the place in `ends` of the message before it. `tails`: see `message_tails`.
+    token ids, 0 for a text. `hashes`: chained hashes of its blocks; none if the engine keeps only a
+    part of the prompt, possibly its tail. `kept`: tokens of that part, -1 if that depends on the
+    engine. `units`: of its token ids, chained as `unit_hashes` does; empty for a text or several
+    prompts. `ends`: of its messages, see `message_ends`. `answer`: the text of the last answer
+    among them, and the place in `ends` of the message before it. `tails`: see `message_tails`.
     `dialect`: the form of its body. `media`: images and other things that become no text, by kind
-    and place in the prompt's bytes.
-    `offloadable`: see `is_offloadable`.
+    and place in the prompt's bytes. `offloadable`: see `is_offloadable`.
     """
 
     __slots__ = (

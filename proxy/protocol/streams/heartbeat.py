@@ -1,10 +1,10 @@
 """Heartbeats: what a stream's client gets while its instance is silent.
 
-A comment with a blank line behind it is the standard's way, but some clients dispatch at every
-blank line, and end at data that is no JSON (openai-go before 3.43). Without the blank line the
-comment would hide the next event from clients that split at blank lines. So a heartbeat is an event
-that changes nothing: the dialect's own one where it has one, else a chunk without content. A
-comment stands in front of it, with which clients that split at blank lines pass the event over.
+A comment and a blank line is the standard's way. But some clients dispatch at every blank line, and
+fail at data that is not JSON (openai-go before 3.43). Without the blank line the comment would hide
+the next event from clients that split at blank lines. So a heartbeat is an event that changes
+nothing: the dialect's own one where it has one, else a chunk without content. A comment stands in
+front of it, with which clients that split at blank lines pass the event over.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whether an answer under status 200 serves its client, by byte search: no JSON is parsed.
 
 An engine whose answer has nothing in it, or ends by `abort` or `error`, has failed, whatever its
-status says. JSON escapes the quotes of a string in it, so that no text of a model, and none that a
-client has it repeat, looks like a member of the answer.
+status says. JSON escapes quotes inside a string. So no text of a model, repeated from a client or
+not, looks like a member of the answer.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Edits of a stream that may migrate: of its first instance, and of the next ones.
 
-The first instance's events pass as they came, less the token ids that the proxy has asked for: each
-list is replaced by `null`, as an engine writes it for those who do not ask. That is done by byte
-search; an event of plain content does not leave the fast path (`look`, `taken`). Another instance's
-events, those of a completion, are written anew as a part of the first one's stream: the same id,
-no second role, usage as if one instance had served all of it.
+The first instance's events pass unchanged, except the token ids that the proxy requested. Each list
+is replaced by `null`, as an engine writes it without that request. That is done by byte search; an
+event of plain content does not leave the fast path (`look`, `taken`). Another instance's events, of
+a completion, are rewritten as a part of the first one's stream. They get the same id, no second
+role, and usage as if one instance had served it all.
 
-What speaks for a lost instance is withheld from the client, with all that follows it: an error of
-the engine, a finish reason `abort` (the engine terminates) or `error`.
+Signs of a lost instance are withheld from the client, with all that follows. They are an error of
+the engine, and a finish reason `abort` (the engine stops) or `error`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bounds on the parse cost of a peer's bytes.
 
-A parser in C has the interpreter until it is done. What it makes of a byte that opens an array or
-object, ends a name or parts two values takes 10 to 200 ns, and 60 to 300 bytes of memory.
+A parser in C has the interpreter until it is done. A byte that opens an array or object, ends a
+name or separates two values costs 10 to 200 ns, and 60 to 300 bytes of memory.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 The scanner gets the same bytes as the client, in any segmentation, and its results do not depend on
 that. It never parses JSON: it finds the first content, counts events, and searches the rest in
-steps for errors and the end. Limits: counted events end in two newlines, as vLLM writes them; an
-error is kept up to `CARRY_BYTES`, usage is found up to `TAIL_BYTES` before the end of its event.
+steps for errors and the end. Limits: counted events end in two newlines, as vLLM writes them. An
+error is kept up to `CARRY_BYTES`. Usage is found up to `TAIL_BYTES` before the end of its event.
 
 A stream has a piece every 20 ms; the cost is not the work on a piece but fetching the data that it
-touches back into the CPU caches. So `FastPath` is one compiled object between a connection to an
-instance and the one to its client: no other code of the proxy runs for a piece of content only. It
-knows neither connection; its owner passes in where bytes go.
+touches back into the CPU caches. So `FastPath` is one compiled object between an instance's
+connection and its client's. No other code of the proxy runs for a piece of only content. It knows
+neither connection; its owner passes in where bytes go.
 """
 
 from __future__ import annotations
