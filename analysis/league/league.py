@@ -49,12 +49,7 @@ class LeagueError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class LeagueOptions:
-    """The options of a league; times in virtual seconds. `horizon_s` None: one for the trace.
-
-    `given`: a scale of an earlier run, instead of a search for the scales of `regimes`. `closed`:
-    closed loops instead of loads at a rate, on engines with `kv_tokens` of KV. `migration_limit`:
-    the proxy's `--migration-limit`.
-    """
+    """The options of a league; times in virtual seconds."""
 
     trace: Path
     instances: int = 8
@@ -65,14 +60,18 @@ class LeagueOptions:
     regimes: tuple[str, ...] = tuple(REGIMES)
     perturbations: tuple[str, ...] = ("none",)
     horizon_s: float | None = USUAL_HORIZON_S
+    """None: by the trace."""
     think_cap_s: float = 60.0
     timeout_s: float = 60.0
     jobs: int = 1
     given: Scale | None = None
+    """A scale of an earlier run, instead of a search for the scales of `regimes`."""
     profile: str = "h100"
     closed: tuple[ClosedLoad, ...] = ()
+    """Closed loops instead of loads at a rate, on engines with `kv_tokens` of KV."""
     kv_tokens: int = KV_TOKENS
     migration_limit: int = 0
+    """The proxy's `--migration-limit`."""
 
     def check(self) -> None:
         """Raise LeagueError for an unknown name, or engines too small for any request."""

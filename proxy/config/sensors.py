@@ -138,18 +138,20 @@ class Swing:
 
 @dataclass(frozen=True, slots=True)
 class SensorAt:
-    """One sensor of an instance. `kind`: its name in SENSORS. `where`: the text behind `=`.
-
-    `host`: what its GPUs' names begin with. `url`: what is asked over the network, None for a
-    sensor of this machine. `fields`, `swing`: of a JSON document, of a simulated sensor.
-    """
+    """One sensor of an instance."""
 
     kind: str
+    """Its name in SENSORS."""
     where: str
+    """The text after `=`."""
     host: str
+    """Prefix of its GPUs' names."""
     url: str | None = None
+    """Address to read over the network, None for a sensor of this machine."""
     fields: JsonFields = OWN_FIELDS
+    """Of a JSON document."""
     swing: Swing | None = None
+    """Of a simulated sensor."""
 
     @staticmethod
     def parse(kind: str, text: str, instance_host: str) -> SensorAt:

@@ -70,19 +70,18 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The declaration of an option, beside its type.
-
-    `topic` is the option's group in help and documentation. `allowed` replaces the range that is
-    derived from the type. `reloadable`: the option is read anew for each request or probe, or can
-    be replaced; any other option needs a restart.
-    """
+    """The declaration of an option, beside its type."""
 
     topic: str
+    """Its group in help and documentation."""
     help: str
     unit: str = ""
     allowed: str = ""
+    """Text that replaces the range derived from the type."""
     in_file: bool = True
     reloadable: bool = False
+    """The option is read for each request or probe, or can be replaced; any other option needs a
+    restart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,23 +59,24 @@ class Salting(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One API path.
-
-    `use`: its purpose for clients. `methods`: its HTTP methods. `is_counted`: metrics count it
-    under its own label. `offloadable`: it takes a JSON object, and two instances may serve it, one
-    for the prompt and one for the answer. `salting`: the effect of a tenant's salt. `teaches`: a
-    request is one prompt and its answer, so the engine's token counts match the bytes that the
-    proxy saw.
-    """
+    """One API path."""
 
     path: str
     use: str
+    """Its purpose for clients."""
     methods: tuple[str, ...] = ("POST",)
+    """Its HTTP methods."""
     is_counted: bool = True
+    """Metrics count it under its own label."""
     offloadable: bool = False
+    """It takes a JSON object, and two instances may serve it, one for the prompt and one for the
+    answer."""
     salting: Salting = Salting.SINCE
+    """Effect of a tenant's salt."""
     dialect: Dialect = Dialect.OPENAI
     teaches: bool = False
+    """A request is one prompt and its answer, so the engine's token counts match the bytes that the
+    proxy saw."""
 
     @property
     def label(self) -> str:

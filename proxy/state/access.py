@@ -25,18 +25,17 @@ _UNKNOWN = "the key is not known"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Changes to one tenant's requests before an instance gets them.
-
-    `hidden`: header names (lower case) that are removed. `added`: header lines that are added.
-    `salt`: the `cache_salt` of the body. `salted_paths`: where engines read it, beside the paths
-    whose row says so.
-    """
+    """Changes to one tenant's requests before an instance gets them."""
 
     tenant: str | None = None
     hidden: frozenset[bytes] = frozenset()
+    """Header names (lower case) to remove."""
     added: bytes = b""
+    """Header lines to add."""
     salt: str | None = None
+    """The `cache_salt` of the body."""
     salted_paths: frozenset[str] = frozenset()
+    """Paths where engines read it, beside those whose row says so."""
 
 
 class Access:

@@ -61,18 +61,18 @@ class PlantOptions:
 
 @dataclass(frozen=True, slots=True)
 class SensorFaults:
-    """Faults of a plant's sensors.
-
-    `noise_celsius`: half of the range of uniform noise. `dropout_ratio`: part of the readings that
-    are missing. `frozen_from_s` to `frozen_until_s`: sensors give no new reading; `stuck_gpu`: this
-    one repeats its temperature of that time with a new time stamp.
-    """
+    """Faults of a plant's sensors."""
 
     noise_celsius: float = 0.0
+    """Half of the range of uniform noise."""
     dropout_ratio: float = 0.0
+    """Share of the readings that are missing."""
     frozen_from_s: float = math.inf
+    """Start of a time without new readings."""
     frozen_until_s: float = math.inf
+    """End of that time."""
     stuck_gpu: int | None = None
+    """This GPU repeats its temperature of that time with a new time stamp."""
     seed: int = 0
 
 

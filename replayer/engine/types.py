@@ -101,31 +101,32 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class SimRequest:
-    """The state of one request; drivers read it, only the engine writes it.
-
-    `computed_tokens`: tokens whose KV is in place; `known_tokens`: prompt and output so far.
-    `local_hit_tokens`: prefix hit at the first scheduling; `fetch_tokens`: end of the part of the
-    prompt that another engine or a store was to deliver; `external_tokens`: tokens it did deliver.
-    `sent_tokens`: tokens pulled from this engine. `room_tokens`: capacity of the held blocks.
-    `refused_at_release`: the pool's release count when it last had no room for the request.
-    """
+    """The state of one request; drivers read it, only the engine writes it."""
 
     job: Job
     arrived_s: float
     hashes: Sequence[int]
     known_tokens: int
+    """Prompt and output so far."""
     holding: Holding = field(default_factory=Holding)
     computed_tokens: int = 0
+    """Tokens whose KV is in place."""
     hashed_blocks: int = 0
     room_tokens: int = 0
+    """Capacity of the held blocks."""
     output_tokens: int = 0
     local_hit_tokens: int = 0
+    """Prefix hit at the first scheduling."""
     external_tokens: int = 0
+    """Tokens that another engine or a store delivered."""
     sent_tokens: int = 0
+    """Tokens pulled from this engine."""
     preemptions: int = 0
     fetch_pending: bool = False
     fetch_tokens: int = 0
+    """End of the part of the prompt that another engine or a store was to deliver."""
     refused_at_release: int | None = None
+    """The pool's release count when it last had no room for the request."""
     scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None

@@ -122,13 +122,7 @@ class LiveLeg:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request between arrival and end; `leg` is its current leg.
-
-    `hedge`: the leg on D while P is late; `old`: where the stream still runs while it is moved.
-    `sent`: legs so far; `charged_tokens`: output of the present one that its lease has; `shown`:
-    output that the client has, as of the last loss or move. `is_in_service`: the proxy has the
-    request and has not refused it. `hot_moves`, `hot_moved_s`: moves for heat.
-    """
+    """A request between arrival and end."""
 
     index: int
     row: VirtualRow
@@ -138,14 +132,23 @@ class LiveRequest:
     queued: QueuedRequest | None = None
     admitted_s: float = 0.0
     leg: LiveLeg = field(default_factory=LiveLeg)
+    """Its current leg."""
     hedge: LiveLeg = field(default_factory=LiveLeg)
+    """The leg on D while P is late."""
     old: LiveLeg = field(default_factory=LiveLeg)
+    """The leg where the stream still runs while it migrates."""
     sent: int = 0
+    """Legs so far."""
     charged_tokens: int = 0
+    """Output of the present leg that its lease has."""
     shown: int = 0
+    """Output that the client has, as of the last loss or migration."""
     is_in_service: bool = False
+    """The proxy has the request and has not refused it."""
     hot_moves: int = 0
+    """Migrations for heat."""
     hot_moved_s: float = -math.inf
+    """Time of the last one."""
 
     @property
     def transfer_id(self) -> str:

@@ -77,60 +77,60 @@ class HeatOptions:
 
 @dataclass(frozen=True, slots=True)
 class VirtualOptions:
-    """The fleet and the client. One engine per entry of `engines`.
-
-    `timeout_s`: the client gives up if no first token has come; `prefill_timeout_s`,
-    `transfer_timeout_s`, `ttft_timeout_s` and `queue` are the proxy's own. `estimate_factor` is the
-    proxy's count of prompt tokens over the engine's. A Reject is retried after its Retry-After
-    unless `retry_rejects` is off; then it is a failure. `until_s` cuts the run: a request that has
-    not ended by then has no `end_s`, a request that has not begun has no row. `proxy`: time from
-    the client's sending to the decision; `way`: from there to an engine, beside its intake.
-    `joins_s`: when each engine is brought in, the start where it has none; `reports_kv`: whether
-    engines report their KV, its size and the part in use. `losses`: engines that die, of which
-    one engine's do not overlap; `migration_limit`: `--migration-limit`; `heat`: thermal control,
-    None for none.
-    """
+    """The fleet and the client of a virtual run; one engine per entry of `engines`."""
 
     engines: tuple[EngineOptions, ...]
     block_tokens: int
     timeout_s: float = 60.0
+    """The client gives up without a first token by then."""
     prefill_timeout_s: float = 120.0
+    """The proxy's own."""
     transfer_timeout_s: float = 30.0
+    """The proxy's own."""
     ttft_timeout_s: float = 300.0
+    """The proxy's own."""
     queue: QueueLimits = QUEUE
+    """The proxy's own."""
     scrape_interval_s: float = 2.0
     estimate_factor: float = 1.0
+    """The proxy's count of prompt tokens over the engine's."""
     retry_rejects: bool = True
+    """A Reject is retried after its Retry-After; otherwise it is a failure."""
     until_s: float = math.inf
+    """Cuts the run: a request that has not ended has no `end_s`, a request that has not begun has
+    no row."""
     proxy: IntakeCost = field(default_factory=IntakeCost)
+    """Time from the client's sending to the decision."""
     way: WayNoise = field(default_factory=WayNoise)
+    """Time from the decision to an engine, beside its intake."""
     joins_s: tuple[float, ...] = ()
+    """Time at which each engine joins; by default the start."""
     reports_kv: bool = True
+    """Engines report the size and use of their KV."""
     losses: tuple[Loss, ...] = ()
+    """Engines that die; losses of one engine do not overlap."""
     migration_limit: int = 0
+    """`--migration-limit`."""
     heat: HeatOptions | None = None
+    """Thermal control, None for none."""
     model: str = "sim"
 
 
 @dataclass(slots=True)
 class VirtualRow:
-    """The result of one request. `arrival_s`: when the client first sent it.
-
-    `outcome`: ok, rejected, timeout, or failed if no attempt was left. `external_tokens`: KV
-    transferred between instances; `computed_tokens`: what P and D prefilled. `hedge`: the winner,
-    local or peer, if D computed as well because P was late. `moves`: how often the stream went on
-    elsewhere.
-    """
+    """The result of one request."""
 
     index: int
     session_id: str
     arrival_s: float
+    """Time when the client first sent it."""
     prompt_tokens: int
     output_tokens: int
     new_tokens: int
     ttft_s: float | None = None
     end_s: float | None = None
     outcome: str = "ok"
+    """ok, rejected, timeout, or failed if no attempt was left."""
     route_class: str = ""
     reason: str = ""
     decode: str = ""
@@ -140,12 +140,16 @@ class VirtualRow:
     estimated_hit_ratio: float = 0.0
     cached_tokens: int = 0
     external_tokens: int = 0
+    """KV transferred between instances."""
     computed_tokens: int = 0
+    """Tokens that P and D prefilled."""
     rejects: int = 0
     retries: int = 0
     fallback: str | None = None
     hedge: str | None = None
+    """The winner, local or peer, if D computed too because P was late."""
     moves: int = 0
+    """Number of migrations of the stream."""
 
     @property
     def e2e_s(self) -> float | None:

@@ -109,22 +109,23 @@ class Change(StrEnum):
 
 @dataclass(slots=True)
 class Health:
-    """One instance. It counts as up until told otherwise; all times are the router's clock, in s.
-
-    `is_up`: not ejected; `is_gone`: nobody listens there; `was_seen`: it has answered once;
-    `back_s`: when it last returned. `rest`: ASLEEP or PAUSED while its engine says so, since
-    `rest_s`; it is no fault.
-    """
+    """One instance's health, up until a failure; times are the router's clock, in s."""
 
     is_up: bool = True
+    """Not ejected."""
     is_gone: bool = False
+    """No server listens there."""
     was_seen: bool = False
+    """It has answered once."""
     has_failed_lately: bool = False
     """Whether something has failed since it last worked."""
     last_error: str | None = None
     back_s: float | None = None
+    """Time of its last return."""
     rest: State | None = None
+    """ASLEEP or PAUSED while its engine reports so; no fault."""
     rest_s: float = 0.0
+    """Time at which `rest` began."""
     next_probe_s: float = -math.inf
     probes: int = 0
     answers: int = 0

@@ -64,33 +64,34 @@ class Starts:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """An instance in the fleet. `models` is None until asked; `bases`: of adapters, by name.
-
-    `lengths`: tokens of context by model, where its list tells them. `is_kv_known`: its KV engine's
-    id is known, so that others may fetch KV from it. `rereads_models`: its list of models is to be
-    read again. Reasons: its answer, which a client may have worded, denies a model that it serves;
-    a client asked for a model that no list has; or it is another process. `denied`: that model,
-    until the list is read; `contradicts`: the list had it all the same. `state`: what is known of
-    the present incarnation, which is another object for every one; `incarnation`: how many
-    processes of this name there were before, for operators. `credit`: placements that it may take
-    part in while it starts slowly.
-    """
+    """An instance in the fleet."""
 
     instance: Instance
     state: InstanceState
+    """State of the present incarnation, a new object for each."""
     health: Health = field(default_factory=Health)
     incarnation: int = 0
+    """Number of earlier processes of this name, for operators."""
     is_draining: bool = False
     models: frozenset[str] | None = None
+    """Served models; None until asked."""
     bases: dict[str, str] = field(default_factory=dict)
+    """Base models of its adapters, by name."""
     lengths: dict[str, int] = field(default_factory=dict)
+    """Tokens of context by model, if its list tells them."""
     starts: Starts = field(default_factory=Starts)
     rereads_models: bool = False
+    """Its list of models is to be read again. Reasons: an answer, perhaps worded by a client,
+    denies a model that it serves; a client asked for an unlisted model; another process."""
     denied: str | None = None
+    """That model, until the list is read."""
     contradicts: bool = False
+    """The list had that model all the same."""
     is_kv_known: bool = False
+    """Its KV engine's id is known, so others can fetch KV from it."""
     last_placed: int = 0
     credit: float = 0.0
+    """Placements that it may take part in while it starts slowly."""
 
 
 class Fleet:

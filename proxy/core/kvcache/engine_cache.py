@@ -47,22 +47,22 @@ class Hold:
 
 @dataclass(slots=True, eq=False, init=False)
 class Use:
-    """One prompt in one cache, from its placement to the end of its answer.
-
-    `blocks`: blocks of the prompt cached before, the last of them used at `age`. None if a peer
-    sent the KV, so that the cached tokens mean nothing. `older_blocks`: blocks of the prompt in
-    other runs than the last. `kept_blocks`: blocks of other prompts that are evicted after it; None
-    if the cache size is known, they are too many to count, or prompts wait for room.
-    `ahead_blocks`: blocks that were on their way then.
-    """
+    """One prompt in one cache, from its placement to the end of its answer."""
 
     cache: EngineCache
     blocks: int | None
+    """Blocks of the prompt cached before. None if a peer sent the KV, so that the cached tokens
+    mean nothing."""
     age: int
+    """Last use of the last of these blocks."""
     hold: Hold | None
     older_blocks: int
+    """Blocks of the prompt in other runs than the last."""
     kept_blocks: int | None
+    """Blocks of other prompts that are evicted after it. None if the cache size is known, they are
+    too many to count, or prompts wait for room."""
     ahead_blocks: int
+    """Blocks that were on their way then."""
 
     def __init__(
         self, cache: EngineCache, blocks: int | None, age: int = 0, hold: Hold | None = None

@@ -131,26 +131,27 @@ class Form:
 
 @dataclass(slots=True, eq=False, init=False)
 class Past:
-    """A session's last turn on one cache, as its engine counted it.
-
-    `estimate`: tokens that the prompt was taken for, `block_tokens`: what a block was taken for
-    then. `prompt_part`, `answer_part`: the parts of prompt and answer that the next turn found;
-    `key_part`: of what the key predicted for it.
-    `key_error`, `session_error`: mean errors of both predictions of its hits (`core.kvcache.trust`)
-    over so many `reports`.
-    """
+    """A session's last turn on one cache, as its engine counted it."""
 
     cache: EngineCache
     prompt_tokens: int
     answer_tokens: int
     estimate: int
+    """Estimated tokens of the prompt."""
     block_tokens: float
+    """Estimated tokens of a block."""
     prompt_part: float
+    """Part of the prompt that the next turn found."""
     answer_part: float
+    """Part of the answer that the next turn found."""
     key_part: float
+    """Part found of the key's prediction."""
     key_error: float
+    """Mean error of the key's prediction of hits (`core.kvcache.trust`)."""
     session_error: float
+    """Mean error of the session's own prediction."""
     reports: int
+    """Number of reports behind the errors."""
 
     def __init__(self, cache: EngineCache, prompt_part: float, answer_part: float) -> None:
         self.cache = cache
@@ -169,35 +170,36 @@ class Past:
 
 @dataclass(slots=True, eq=False, init=False)
 class Stay:
-    """One session's life on an instance: its cache, and the KV that it keeps there.
-
-    `turn`: number of its last turn, from 0. `running`: requests in flight; without any it has been
-    idle since `idle_since_s`. `tokens`: its context, `kept_tokens`: as of the last turn that was
-    computed there; `shared_tokens`: the part that others had there before it came, which is kept
-    for them anyway. `is_unserved`: nothing was computed since its last turn began; unless that
-    still runs, the next request is that turn again. `is_dropped`: the table has forgotten it.
-
-    `key`: its name in the table; empty while it is in none, as nobody knows yet whether it is one
-    request or a session. `evidence`: what would show its next turn, where it has no name. `form`:
-    what its prompts look like. `past`: its last turn as its engine
-    counted it, None before the first.
-    """
+    """One session's life on an instance: its cache, and the KV that it keeps there."""
 
     cache: EngineCache
     turn: int
+    """Number of its last turn, from 0."""
     used_s: float
     running: int
+    """Requests in flight."""
     idle_since_s: float
+    """Start of its idle time, without requests in flight."""
     tokens: int
+    """Its context."""
     kept_tokens: int
+    """Its context at the last turn computed there."""
     shared_tokens: int
+    """Prefix that others had there before it came; it is kept for them anyway."""
     is_unserved: bool
+    """Nothing was computed since its last turn began. Unless that still runs, the next request is
+    that turn again."""
     was_served: bool
     is_dropped: bool
+    """The table has forgotten it."""
     key: str
+    """Its name in the table. Empty while it is unknown whether it is one request or a session."""
     evidence: list[int]
+    """Hashes of its possible next turn, if it has no name."""
     form: Form | None
+    """Form of its prompts."""
     past: Past | None
+    """Its last turn as its engine counted it, None before the first."""
 
     def __init__(self, cache: EngineCache, turn: int, used_s: float, key: str = "") -> None:
         self.cache, self.turn, self.used_s = cache, turn, used_s

@@ -43,20 +43,21 @@ Counts = tuple[int, int | None, int]
 
 @dataclass(slots=True, eq=False, init=False)
 class Kind:
-    """Reports on a kind of client.
-
-    `key_error`, `session_error`: mean errors of the predictions, as parts of the prompt.
-    `found_part`: of what the key predicted; `prompt_part` and `answer_part` as in `Past`.
-    `found_at`: the same lately, of engines that found less than was predicted, by their names.
-    """
+    """Reports on a kind of client."""
 
     key_error: float
+    """Mean error of the key's prediction, as a part of the prompt."""
     session_error: float
+    """Mean error of the session's own prediction, as a part of the prompt."""
     found_part: float
+    """Part found of the key's prediction."""
     prompt_part: float
+    """As in `Past`."""
     answer_part: float
+    """As in `Past`."""
     reports: int
     found_at: dict[str, float]
+    """Recent `found_part` of engines that found less than predicted, by name."""
 
     def __init__(self) -> None:
         self.found_at = {}

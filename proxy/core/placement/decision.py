@@ -65,16 +65,10 @@ class SessionKv(ABC):
 
 @dataclass(slots=True, init=False)
 class Candidates:
-    """The instances that a decision may choose, in columns; `Candidate` says what each means.
+    """The instances that a decision may choose, in columns of `Candidate`'s fields.
 
     A decision reads numbers of every instance but needs few of them as objects, so a Candidate is
     only made on access.
-
-    `has_failed`: whether something failed there since it last worked. `doubts`: doubt by hollow
-    answers, 0 to 1; None without any. `prefill_factors`: price factor of a prefill, 1 on a cool
-    instance; None if all are cool, and so is `helps`. `times`: the instances' learned times; None
-    to look them up by name. `key_tokens`: as in `Candidate`. `is_home_doubted`: whether it is
-    doubtful what the session's home has of the prompt, see `core.kvcache.trust`.
     """
 
     prompt_tokens: int
@@ -89,12 +83,18 @@ class Candidates:
     sessions: list[int]
     last_placed: list[int]
     has_failed: list[bool]
+    """Whether something failed there since it last worked."""
     doubts: list[float] | None
+    """Doubt by hollow answers, 0 to 1; None without any."""
     helps: list[bool] | None
+    """As in `Candidate`; None if all instances are cool."""
     prefill_factors: list[float] | None
+    """Price factor of a prefill, 1 on a cool instance; None if all are cool."""
     times: list[Times] | None
+    """The instances' learned times; None to look them up by name."""
     key_tokens: list[int]
     is_home_doubted: bool
+    """The hit of the session's home is doubtful, see `core.kvcache.trust`."""
     _made: list[Candidate | None]
 
     def __init__(
@@ -194,29 +194,31 @@ class Candidates:
 
 @dataclass(slots=True, init=False)
 class PlacementView:
-    """Everything a decision may read. `free`: instances that may be chosen, at least one.
-
-    `prefill_only`, `decode_only`: instances that may be P of an offload, or D of one, and no more:
-    they are past a busy threshold of the other role. `busy_peers`: those that may not be P for a
-    busy threshold. `home`: name of the session's instance, free or not. `up_loads`: loads of all
-    instances that are up, busy ones included. `latency`: the learned times, read only. `transfers`:
-    limits of the KV connector. `slo_pressure`: price of running streams' time
-    (core.latency.slo_pressure). `session_kv`: None if unknown.
-    """
+    """Everything that a decision may read."""
 
     config: RouterConfig
     facts: RequestFacts
     home: str | None
+    """Name of the session's instance, free or not."""
     free: Candidates
+    """Eligible instances, at least one."""
     up_loads: Callable[[], Sequence[Load]]
+    """Loads of all instances that are up, busy ones included."""
     now_s: float
     latency: Latency
+    """The learned times, read only."""
     transfers: TransferRules
+    """Limits of the KV connector."""
     slo_pressure: float
+    """Price of running streams' time (core.latency.slo_pressure)."""
     prefill_only: Candidates | None
+    """Instances that may only be P: they are above a busy threshold of decode."""
     decode_only: Candidates | None
+    """Instances that may only be D of an offload: they are above a busy threshold of prefill."""
     busy_peers: Sequence[Instance]
+    """Instances that cannot be P because of a busy threshold."""
     session_kv: SessionKv | None
+    """None if unknown."""
 
     def __init__(
         self,
@@ -251,23 +253,22 @@ class PlacementView:
 
 @dataclass(slots=True, init=False)
 class Choice:
-    """The result of a decision: D, P or None, the request's size class and the reason.
-
-    `placed`: D was chosen by placement, not as the session's home. `options`: what else could have
-    been done, a bounded number, the cheapest first if the policy prices them. `predicted_ttft_s`:
-    queue, computation and transfer; `predicted_transfer_s`: time to move what D lacks from P, None
-    without a P. `mistake`: the policy's exception, if the request was placed by load instead.
-    """
+    """The result of a decision: D, P or None, the request's size class and the reason."""
 
     decode: Candidate
     prefill: Candidate | None
     size: Size
     reason: Reason
     placed: bool
+    """D was chosen by placement, not as the session's home."""
     predicted_ttft_s: float
+    """Queue, computation and transfer."""
     predicted_transfer_s: float | None
+    """Time to move the KV that D lacks from P, None without a P."""
     options: Sequence[PricedOption]
+    """A bounded number of alternatives, cheapest first if the policy prices them."""
     mistake: str | None
+    """The policy's exception, if the request was placed by load instead."""
 
     def __init__(
         self,

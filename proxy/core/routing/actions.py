@@ -19,19 +19,18 @@ class IllegalStepError(Exception):
 
 @dataclass(slots=True, init=False)
 class LegLimit:
-    """Time limit of a leg to its first event: `seconds`, or up to `cap_s` without an alternative.
-
-    `option`: the command line option that holds the cap, without `--` and `-timeout`. Where
-    `seconds` is less than `cap_s`, the limit counts only while another instance could be asked.
-    `whole_s`: the option's value, of which `cap_s` is what earlier attempts have left. `silence_s`:
-    how long an answer in one piece may be silent once it has begun.
-    """
+    """Time limit of a leg to its first event."""
 
     option: str
+    """The command line option that holds the cap, without `--` and `-timeout`."""
     seconds: float
+    """The limit. If below `cap_s`, it counts only while another instance could be tried."""
     cap_s: float
+    """The limit without an alternative: the rest of `whole_s` after earlier attempts."""
     whole_s: float
+    """The option's value."""
     silence_s: float
+    """Longest silence of an answer in one piece once it has begun."""
 
     def __init__(
         self,

@@ -32,57 +32,59 @@ class Hedge:
 
 @dataclass(slots=True, init=False)
 class Route:
-    """The decision for one request, and the lease that charges it.
-
-    `prefill` is None when the request is computed where it decodes. `new_tokens`: tokens that D
-    would compute. `new_tokens_prefill`: tokens that P computes. `predicted_prefill_s`: time until
-    the present attempt's prompt is computed, queue included. `predicted_ttft_bound_s`: a later
-    first token is late. `times`: the computing instance's, which have the reservation; None once it
-    is over. `key_tokens`: the hit on D that the prompt's key predicts, see `core.kvcache.trust`.
-    `is_queued`: other prompts, or KV in use, were before it. `measured`: the time its prefill took,
-    until the answer tells how much of it was cached. `turn`: None where it is no turn of its
-    session. `mistake`: the policy's exception; this attempt was then placed by load. `home`: the
-    session's instance before, None without one. `place`: the reason for D. `stay`: the session's
-    life on D, which includes this request until it ends. `claim`: what D's KV events said of the
-    prompt.
-    """
+    """The decision for one request, and the lease that charges it."""
 
     decode: Instance
     prefill: Instance | None
+    """P; None if the request is computed where it decodes."""
     route_class: RouteClass
     reason: Reason
     policy: str
     prompt_tokens: int
     hit_tokens: int
     new_tokens: int
+    """Tokens that D would compute."""
     new_tokens_prefill: int | None
+    """Tokens that P computes."""
     lease: Lease
     turn: int | None
+    """None if the request is not a turn of its session."""
     predicted_ttft_s: float
     predicted_transfer_s: float | None
     predicted_prefill_s: float
+    """Time until the present attempt's prompt is computed, queue included."""
     predicted_ttft_bound_s: float | None
+    """A later first token is late."""
     options: Alternatives | None
     shadow: Shadowed | None
     mistake: str | None
+    """The policy's exception; this attempt was then placed by load."""
     home: str | None
+    """The session's instance before, None without one."""
     place: Place
+    """The reason for D."""
     stay: Stay | None
+    """The session's life on D, which includes this request until it ends."""
     fallback: Fallback | None
     times: Times | None
+    """The computing instance's times, which have the reservation; None once it is over."""
     reserved_s: float
     beside_step_s: float
     computes_tokens: int
     waited_for_room: bool
     is_queued: bool
+    """Other prompts, or KV in use, were before it."""
     measured: Measured | None
+    """Time of its prefill, until the answer reports its cached tokens."""
     handed_s: float | None
     first_token_s: float | None
     tried: set[str]
     use: Use | None
     hedge: Hedge | None
     key_tokens: int
+    """Hit on D predicted by the prompt's key, see `core.kvcache.trust`."""
     claim: Claim | None
+    """Claims of D's KV events on the prompt."""
 
     def __init__(
         self,

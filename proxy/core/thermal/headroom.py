@@ -25,30 +25,32 @@ WATTS_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """An instance's readings at one moment.
-
-    `celsius`: of the sensor that decides, smoothed; `slope` in degrees per second; `latest` is
-    unsmoothed. `excess_celsius`: how far `celsius` is above its target, `lookahead_celsius` the
-    same looked ahead, never below; `headroom_celsius` is what is left of it. `to_critical_celsius`:
-    the least distance of any sensor to its critical temperature, smoothed; `is_critical`: an
-    unsmoothed one has reached it, or some GPU slows itself down. `watts`: of all GPUs, None where
-    one does not say; `gpus`: how many there are; `age_s`: of the oldest of their last readings.
-    `unexplained_watts`: by which the power of one has changed without its temperature.
-    """
+    """An instance's readings at one moment."""
 
     gpu: str
     celsius: float
+    """Smoothed reading of the deciding sensor."""
     latest: float
+    """Its unsmoothed reading."""
     slope: float
+    """Degrees per second."""
     excess_celsius: float
+    """Degrees of `celsius` above its target."""
     lookahead_celsius: float
+    """The predicted excess, never below the present one."""
     to_critical_celsius: float
+    """Smallest distance of any sensor to its critical temperature, smoothed."""
     is_critical: bool
+    """An unsmoothed reading has reached it, or a GPU throttles."""
     is_slowed: bool
     watts: float | None
+    """Watts of all GPUs, None if one does not report."""
     gpus: int
+    """Number of GPUs."""
     age_s: float
+    """Age of the oldest of their last readings."""
     unexplained_watts: float
+    """Power change of a GPU whose temperature stayed."""
 
     @property
     def headroom_celsius(self) -> float:

@@ -38,22 +38,22 @@ AIMD_RAISE_RATIO = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LawView:
-    """Inputs of a law at a tick.
-
-    `excess_celsius`: above the target, smoothed; `lookahead_celsius`: the same looked ahead;
-    `slope` in degrees per second. `cap`: in force, `max_running` where there is none. `since_s`:
-    since its last change.
-    """
+    """Inputs of a law at a tick."""
 
     now_s: float
     excess_celsius: float
+    """Degrees above the target, smoothed."""
     lookahead_celsius: float
+    """The predicted excess."""
     slope: float
+    """Degrees per second."""
     work: InstanceWork
     watts: float | None
     gpus: int
     cap: int
+    """Cap in force, `max_running` without one."""
     since_s: float
+    """Time since its last change."""
 
 
 class Law:

@@ -28,15 +28,14 @@ WATTS_PER_SEQ = 3.2
 
 @dataclass(frozen=True, slots=True)
 class BatchOrder:
-    """An operator's order for one instance or several.
-
-    `max_num_seqs`: a cap on the requests in flight; `force_evict`: so many should leave now;
-    `target_celsius`: the cap is lowered until the GPUs are no hotter.
-    """
+    """An operator's order for one instance or several."""
 
     max_num_seqs: int | None = None
+    """Cap on the requests in flight."""
     force_evict: int = 0
+    """Number of requests to evict now."""
     target_celsius: float | None = None
+    """The cap is lowered until the GPUs are at most this hot."""
     policy: str = "lru"
     ttl_s: float = TTL_S
     reason: str = ""

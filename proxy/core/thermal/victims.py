@@ -32,23 +32,26 @@ MOST_MOVED_RATIO_PER_MINUTE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """One running request. `priority` as vLLM has it: a lower number is more important.
-
-    `last_token_s`: when it got its last token, `remaining_tokens`: expected to come, `qps`: the
-    request rate of its tenant or session. `is_movable`: it can go on elsewhere. `moves`, `moved_s`:
-    how often and when it was last moved for heat; `arrived_s`: when its KV came to this instance.
-    """
+    """One running request."""
 
     request_id: str
     kv_tokens: int = 0
     last_token_s: float = 0.0
+    """Time of its last token."""
     priority: int = 0
+    """As in vLLM: a lower number is more important."""
     remaining_tokens: int = 0
+    """Expected further tokens."""
     qps: float = 0.0
+    """Request rate of its tenant or session."""
     is_movable: bool = True
+    """It can migrate."""
     moves: int = 0
+    """Number of migrations for heat."""
     moved_s: float = -math.inf
+    """Time of the last one."""
     arrived_s: float = -math.inf
+    """Time when its KV came to this instance."""
 
     def get_num_kv_blocks(self) -> int:
         """The founding document's name for how much KV a sequence holds, in blocks of 16 tokens."""

@@ -46,9 +46,9 @@ QUEUED_MAX = 8
 """Requests that may wait behind the one in service; more abort the connection. From 32 on aiohttp
 would stop reading and not see the client leave."""
 LONG_READ_BYTES, LONG_READS = 131072, 3
-"""After this many reads of this length the other connections get a turn. Up to 32 reads in a row
-are libuv's habit; a turn after each read cost 2 % more for 400 kB. Behind a request's first read
-its handler has a turn: it decides whether there is room for more."""
+"""After this many reads of this length the other connections get a turn. libuv reads up to 32 times
+in a row; a turn after each read cost 2 % more for 400 kB. Behind a request's first read its handler
+has a turn: it decides whether there is room for more."""
 LIMITS: dict[str, Any] = {"max_line_size": 8190, "max_field_size": 8190, "max_headers": 100}
 _HOSTS: Memo[str, bool] = Memo(256)
 """Hosts that were checked and are valid: clients name few."""
