@@ -283,7 +283,7 @@ class Proxy:
         source: Callable[[], Settings] | None = None,
         inherited: InheritedSockets | None = None,
     ) -> None:
-        """`source` reads the options anew for a reload; raises ConfigError.
+        """`source` reads the options again for a reload; raises ConfigError.
 
         `inherited`: listening sockets that another process handed down.
         """

@@ -8,7 +8,7 @@ plus 0.1 ms per new token, new to an infinite cache of the session, and TPOT wit
 difference of predicted and actual cached share, over prompts computed where they decode (`late`:
 without the first 100). `ttft_error`: relative difference of predicted and realised TTFT, without
 the first 50. `cut`: streams that ended before their answer did, as their engine died; `moves`: how
-often one went on elsewhere. `work_done_ratio`: see the function.
+often one migrated. `work_done_ratio`: see the function.
 
 A closed loop has no horizon: all its requests count.
 """

@@ -89,7 +89,7 @@ EXPLAINED = (
     "goodput: share of requests with TTFT <= 2 s + 0.1 ms per token that is new to an infinite "
     "cache of its session, and TPOT <= 50 ms; a failed request is infinitely late; "
     "means over seeds, [95 % bootstrap interval]; off by: mean error of a prompt's predicted hit; "
-    "cut: streams that ended before their answer; moved: how often a stream went on elsewhere; "
+    "cut: streams that ended before their answer; moved: migrations of streams; "
     "set/KV: working set over the fleet's KV"
 )
 FIGURES = tuple(dict.fromkeys(name for column in COLUMNS for name in column.figures))

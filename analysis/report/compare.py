@@ -184,7 +184,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Print the comparison; returns 1 where equal outputs are required and differ.
 
-    Raises InputError where the runs are no pair.
+    Raises InputError where the runs are not a pair.
     """
     a, b = load_run(options.a, summarise), load_run(options.b, summarise)
     found = confounders(a.summary, b.summary, (a.name, b.name))

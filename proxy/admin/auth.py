@@ -25,7 +25,7 @@ from proxy.telemetry.log import Throttle
 NO_QUESTION = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 """Content types that a browser sends to another site without asking first."""
 NOBODYS = ("localhost", "local", "internal", "home.arpa", "lan", "svc", "test")
-"""Ends of names that nobody can have in the public name service."""
+"""Ends of names that the public name service cannot have."""
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 BODY_BYTES = 64 << 10
 _REPLACED = "a hot restart is under way: ask again, on a new connection"

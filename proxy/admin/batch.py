@@ -117,7 +117,7 @@ class Batch:
             raise BodyError(409, f"if_version: the version is {version}, not {wanted}")
 
     def _check_sensors(self, names: Sequence[str]) -> None:
-        """Refuse a temperature where nobody reads one."""
+        """Refuse a target temperature without a sensor."""
         blind = [name for name in names if not self._thermal.gpus.of(name)]
         if blind:
             raise BodyError(400, f"target_temp_c: no GPU sensor of {blind[0]} has reported yet")

@@ -93,7 +93,7 @@ class BusyThreshold:
         return _row(known, wanted) | ({"without_effect_on": without} if without else {})
 
     def _known(self, model: str) -> str | None:
-        """The model as engines spell it, None if nobody serves it and it has no limits."""
+        """The model as engines spell it; None if it is not served and has no limits."""
         configured = self._options.settings.model
         served = self._router.fleet.models() | ({configured} if configured else set())
         names = [*sorted(served), *self._router.gate.configured()]

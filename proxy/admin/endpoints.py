@@ -373,7 +373,7 @@ async def _ask_all(
 async def _ask(
     upstream: Upstream, auth: bytes, answers: dict[Upstream, list[dict[str, object]]]
 ) -> None:
-    """Add what one instance tells of its models, if it does."""
+    """Add one instance's reported models, if any."""
     try:
         body = await upstream.get("/v1/models", MODELS_TIMEOUT_S, auth, LIST_BYTES)
     except UpstreamFailure:

@@ -81,7 +81,7 @@ def long_enough(secret: SecretStr | None) -> SecretStr | None:
 
 
 def sendable(secret: SecretStr | None) -> SecretStr | None:
-    """The secret; raises ValueError if it is no single line that a header can have."""
+    """The secret; raises ValueError if it is not a single line that a header can have."""
     if secret is not None and not _LINE.fullmatch(secret.get_secret_value().strip()):
         raise ValueError("it is not one line of printable ASCII")
     return secret

@@ -32,8 +32,8 @@ class InstanceState:
     metrics tell. `bytes_per_token`: of prompts, by model, and `tokens_per_event`: of output, both
     as its usage says. `released`: what ending streams gave back. `cooldown_until_s`: its engine has
     said that it is at capacity. `unreleased`: until when broken hand-overs may have left how many
-    tokens pinned. `cache`: what it is believed to hold. `times`: how long it takes and what is
-    reserved on it, None until `Latency` is asked for it.
+    tokens pinned. `cache`: its assumed contents. `times`: how long it takes and what is reserved on
+    it, None until `Latency` is asked for it.
     """
 
     __slots__ = (

@@ -305,7 +305,7 @@ class Instances:
         self.act(name, change, f"trial {error}" if change is Change.OPENED else "")
 
     def note_hollow(self, name: str) -> None:
-        """Warn while answers of an instance serve nobody by its own fault, as far as is known."""
+        """Warn while answers of an instance are hollow by its own fault, as far as known."""
         member = self.router.fleet.get(name)
         if member is not None:
             hollow = member.health.hollow

@@ -23,7 +23,7 @@ PLUGIN_S = 5.0
 """For both requests of a change together. The engine answers between two of its steps."""
 ANSWER_BYTES = 64 << 10
 _WORDS = 200
-"""Longest text of an instance's error that is told, in characters."""
+"""Longest text of an instance's error that is shown, in characters."""
 _JSON = b"Content-Type: application/json\r\n"
 _MEANS = {
     401: "is --thermal-token the engine's VLLM_THERMAL_TOKEN?",

@@ -1,9 +1,9 @@
 """Changes of access by a reload: it opens nothing, and logs every change.
 
-A file that was cut reads like a shorter one, and a line that is missing means the default, which
-is open for most of what closes. So options that are read while the process serves open nothing
-that was closed, and take no key that may be the rest of one. A process that is started anew takes
-what it is given, and says what is open.
+A file that was cut reads like a shorter one, and a line that is missing means the default, which is
+open for most of what closes. So options that are read while the process serves open nothing that
+was closed, and take no key that may be the rest of one. A process that is restarted takes what it
+is given, and says what is open.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class _Change:
 class Reloader:
     """Reloads the options of one process.
 
-    `source` reads the options anew (it reads files, so it runs in a thread) and raises ConfigError.
-    `exchange` gives the listeners another TLS context.
+    `source` reads the options again (it reads files, so it runs in a thread) and raises
+    ConfigError. `exchange` gives the listeners another TLS context.
     """
 
     def __init__(

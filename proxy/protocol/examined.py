@@ -62,7 +62,7 @@ _INT_DIGITS: Final = 19
 """So many, with a sign in front 18, fit into 64 bits."""
 _NAME_CHARS: Final = 40
 _PLUGINS_BYTES: Final = 1 << 16
-"""Most bytes of plug-ins' arguments that are written anew."""
+"""Most bytes of plug-ins' arguments that are rewritten."""
 
 
 class Task:
@@ -122,7 +122,7 @@ class Examined:
 
 
 NO_OBJECT = Examined({}, NO_NAMES, PromptFacts("", 0, 0, [], offloadable=False), {}, [])
-"""Of a body that is no JSON object: an upload, or none."""
+"""Of a body that is not a JSON object: an upload, or none."""
 
 
 def examine(task: Task, most_values: int) -> Examined | Unfit | None:

@@ -148,7 +148,7 @@ class Attempts:
     ) -> None:
         self._owners, self._record, self._flow, self._row = owners, record, flow, row
         self.hollow: UpstreamFailure | None = None
-        """Why the answer that is passed on serves nobody; None where it does."""
+        """Why the answer that is passed on is hollow; None if it is not."""
         self._may_move = False
         self._held: UpstreamResponse | None = None
         """A hollow answer, while another instance is asked whose fault it is."""
@@ -183,7 +183,7 @@ class Attempts:
     async def _leg(self, out: Outgoing, leg: Action) -> list[Action] | UpstreamResponse:
         """An answer that is to be passed on, or the next actions; raises UpstreamFailure.
 
-        One that serves nobody is held where another instance may tell whose fault that is.
+        One that is hollow is held where another instance may tell whose fault that is.
         """
         if isinstance(leg, SendPrefill):
             return await PrefillRace(self, out, leg).run()
@@ -199,7 +199,7 @@ class Attempts:
         raise why
 
     def hollow_of(self, answer: UpstreamResponse) -> UpstreamFailure | None:
-        """Why an answer serves nobody; None where it may."""
+        """Why an answer is hollow; None if it may be useful."""
         has_key = bool(self._owners.instances.connect_options.auth)
         return hollow(self._row, answer, has_key=has_key, may_move=self._may_move)
 

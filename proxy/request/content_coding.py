@@ -118,7 +118,7 @@ class Unpacking:
 
 
 class _Steps:
-    """The steps of one body. `is_unwanted`: nobody waits for it any more."""
+    """The steps of one body. `is_unwanted`: no request waits for it any more."""
 
     def __init__(self, most_bytes: int) -> None:
         self.is_unwanted = False

@@ -1,4 +1,4 @@
-"""Goes on elsewhere with a stream that has begun: performs the actions of its flow.
+"""Migrates a started stream: performs the actions of its flow.
 
 The client's tokens are in the stream's `Trail`. The next instance gets a completion of the prompt
 and these tokens, which every vLLM accepts. For a chat its events are rewritten as a chat's
@@ -54,7 +54,7 @@ class Legs(Protocol):
         """Send a leg and wait for its first event; raises UpstreamFailure."""
 
     def hollow_of(self, answer: UpstreamResponse) -> UpstreamFailure | None:
-        """Why an answer serves nobody; None where it may."""
+        """Why an answer is hollow; None if it may be useful."""
 
     def moved(self, answer: UpstreamResponse) -> None:
         """Note that an instance has begun to continue a stream."""

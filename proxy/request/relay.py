@@ -307,7 +307,7 @@ class Relay:
         self.reply.pause()
 
     def _pass(self, body: bytes, head: bytes = b"") -> None:
-        """Every other piece: the first, the last, and what has to be framed anew."""
+        """Every other piece: the first, the last, and what has to be framed again."""
         if self._is_stream:
             body = self._whole_events(body)
         self._scan(body)
@@ -411,7 +411,7 @@ class Relay:
         self.reply.resume()
 
     def let_pass(self) -> bool:
-        """Pass on what was withheld, as nobody goes on with the stream; False where it cannot be.
+        """Pass on the withheld events, since no instance continues the stream; False if impossible.
 
         `run` is called next.
         """
@@ -428,7 +428,7 @@ class Relay:
     def follow(self, reply: UpstreamResponse, leg: LaterLeg) -> None:
         """Go on with another instance's answer, behind what the client has; `run` is called next.
 
-        What has come of the present one and is no whole event is dropped.
+        What has come of the present one and is not a whole event is dropped.
         """
         self.reply.close()
         self.reply, self._leg, self._fast_path = reply, leg, None

@@ -39,7 +39,7 @@ NO_TOKEN = "it has no token yet"
 
 
 class Mover(Protocol):
-    """Goes on elsewhere with a stream. `trail`: None where it may not."""
+    """Migrates a stream. `trail`: None if it may not."""
 
     trail: Trail | None
 
@@ -304,7 +304,7 @@ class Streaming:
                 self._blame(self._instance, failure)
 
     def _note_hollow(self) -> None:
-        """A stream that ended well for HTTP may have served nobody."""
+        """Check a stream that ended well for HTTP: it may be hollow."""
         record, scanner = self._record, self._scanner
         if endpoint_of(record.endpoint).dialect not in ENDED:
             return

@@ -119,7 +119,7 @@ class WaitingRoom:
         self._metrics.queue_wait.labels(end).observe(self._clock.now_s() - queued.queued_s)
 
     def close(self) -> None:
-        """The proxy drains: every waiting request is refused and told to retry elsewhere."""
+        """Drain: refuse every waiting request; its client may retry another proxy."""
         self.waiting.close(DRAIN_RETRY_S)
         self._rest()
 

@@ -272,7 +272,7 @@ class ThermalControl:
     def _carry_out(
         self, plan: Sequence[Eviction], served_by: dict[int, Served], policy: str, now_s: float
     ) -> None:
-        """Let go whom the plan lets go; where there is no bandwidth for a move, say so in it."""
+        """Evict the plan's requests; note in it a lack of bandwidth for a migration."""
         outcomes: Counter[str] = Counter()
         for row in plan:
             served = served_by[id(row.victim)]

@@ -128,7 +128,7 @@ GAIN = 0.1
 CLIP = math.log(1.3)
 """One report moves an instance's ratio by at most GAIN * CLIP: 2.7 %."""
 QUORUM = 3
-"""With fewer instances nobody knows which of them is wrong."""
+"""With fewer instances it is unknown which of them is wrong."""
 FACTOR, FACTOR_BACK = math.log(2.0), math.log(1.6)
 """An instance is doubted beyond the first distance from the fleet's value, until it is within the
 second; different texts alone differ by less."""

@@ -29,7 +29,7 @@ class InstanceEvents:
         is_late: bool = False,
         is_heard: bool = False,
     ) -> Change | None:
-        """A probe failed. Where nobody listens (`is_refused`) twice, all that it held is lost.
+        """Note a failed probe. If no server listens (`is_refused`) twice, its KV is lost.
 
         One that is merely slow keeps prefixes and homes for its return. See `Health.probe_failed`.
         """
@@ -80,7 +80,7 @@ class InstanceEvents:
     def hollowed(
         self, name: str, why: str, now_s: float, *, is_refusal: bool = False, server: str = ""
     ) -> Change | None:
-        """An answer of the instance served nobody, by its own fault as far as is known.
+        """Note a hollow answer of the instance, by its own fault as far as known.
 
         `is_refusal`: it was a client's error; `server`: the instance that has served the request.
         """

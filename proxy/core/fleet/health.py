@@ -1,8 +1,8 @@
 """Health of one instance: a state machine fed by probes and by traffic.
 
     healthy -> suspect   something failed since it last worked; it is still chosen
-    suspect -> ejected   probes: `FALL` in a row failed; or nobody listened `CONNECTS` times; or the
-                         breaker opened: `FAULTS` requests in a row failed within `WINDOW_S`, or
+    suspect -> ejected   probes: `FALL` in a row failed; or no server listened `CONNECTS` times; or
+                         the breaker opened: `FAULTS` requests in a row failed within `WINDOW_S`, or
                          a trial failed that decided on doubts
     ejected -> probing   probes are answered again, or the breaker's time is over
     probing -> healthy   `RISE` probes in a row were answered, and the breaker's trial as well; or
@@ -17,13 +17,13 @@ late for all probes, and its load would move to the next one. So where an answer
 has come since the probe began, it does not count; and an answer ends a count of late probes.
 Refused probes and bad answers count all the same.
 
-Busy answers and clients' errors are no failures; a caller counts an instance once per request of a
+Busy answers and clients' errors are not failures; a caller counts an instance once per request of a
 client, so that no single one can open a breaker. A server error is a doubt at first, since the
 request itself may cause it wherever it runs; it is a failure once another instance has served that
 request. `DOUBTS` in a row that nobody has judged make a trial due, which decides: clients' requests
-alone cannot eject an instance that works. So it is with answers that served nobody, whatever their
-status (core.fleet.hollow). Hysteresis: of three changes in a row the last is `CALM_S` after the
-first, so that a flapping probe moves nothing; only `is_gone` is set at once.
+alone cannot eject an instance that works. So it is with hollow answers, whatever their status
+(core.fleet.hollow). Hysteresis: of three changes in a row the last is `CALM_S` after the first, so
+that a flapping probe moves nothing; only `is_gone` is set at once.
 
 Answers that have begun go on where an instance is ejected, as it may only be slow. Once it is out
 and `CERTAIN` probes in a row have failed they are ended, unless a piece of one has come within
@@ -62,7 +62,7 @@ JITTER_RATIO = 0.2
 UNDECIDED_KINDS = frozenset({FailureKind.TIMEOUT, FailureKind.LATE})
 """Failures of a trial that do not say whether an instance in doubt works: it may have a queue."""
 HOLLOW_KINDS = frozenset({FailureKind.HOLLOW, FailureKind.KEY_REFUSED})
-"""Answers that served nobody; see core.fleet.hollow."""
+"""Hollow answers; see core.fleet.hollow."""
 FAULT_KINDS = frozenset(
     {
         FailureKind.CONNECT,
@@ -133,7 +133,7 @@ class Health:
     doubts: int = 0
     """Server errors since it last worked that no other instance's answer has judged."""
     hollow: Hollow = field(default_factory=Hollow)
-    """Its answers that served nobody."""
+    """Its hollow answers."""
     _doubt_trial_s: float = -math.inf
     _failed: int = 0
     _is_late: bool = False
@@ -183,7 +183,7 @@ class Health:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether something has failed, or served nobody, since it last worked."""
+        """Whether something has failed, or was hollow, since it last worked."""
         return self.has_failed_lately or self.hollow.doubts > 0
 
     @property
@@ -201,7 +201,7 @@ class Health:
 
     @property
     def is_only_hollow(self) -> bool:
-        """Whether it is up, and in doubt for answers that served nobody alone."""
+        """Whether it is up, and in doubt for hollow answers alone."""
         return self.is_up and self.doubts < DOUBTS
 
     def probe_due(self, now_s: float) -> bool:
@@ -225,7 +225,7 @@ class Health:
         is_late: bool = False,
         is_heard: bool = False,
     ) -> Change | None:
-        """A probe got no answer, or a bad one. `is_refused`: nobody listens.
+        """Note a probe without an answer, or with a bad one. `is_refused`: no server listens.
 
         `is_late`: none in time; `is_heard`: meanwhile an answer to a request has gone on.
         """
@@ -285,7 +285,7 @@ class Health:
     def hollowed(
         self, why: str, now_s: float, *, is_refusal: bool, server: str = ""
     ) -> Change | None:
-        """An answer served nobody, as far as is known by its own fault; `server` did serve it.
+        """Note a hollow answer, by its own fault as far as known; `server` served the request.
 
         Where trials tell nothing clients' requests have to decide.
         """

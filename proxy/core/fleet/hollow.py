@@ -1,4 +1,4 @@
-"""Hollow answers of one instance: those that served nobody, and how far they speak against it.
+"""Hollow answers of one instance, and their weight against it.
 
 A hollow answer is of no use to its client, whatever its status. Examples: a refusal (a 4xx), a
 success without content, a stream that ends before its first token, an end by `abort` or `error`. An

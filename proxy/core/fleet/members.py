@@ -1,9 +1,9 @@
 """The instances that are known, and which of them may be chosen.
 
 Ejecting is a guess. If it took out more than half of the instances that could serve a request, it
-is probably wrong, or would overload the rest. Then all are used (panic), but for those where nobody
-listens. One whose engine says that it sleeps or is paused rests: it is never used, as that is no
-guess.
+is probably wrong, or would overload the rest. Then all are used (panic), but for those where no
+server listens. One whose engine says that it sleeps or is paused rests: it is never used, as that
+is no guess.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAME_START_S: Final = 1.0
 STARTS = 8
 """Start times that are remembered of an instance."""
 SEVERAL_S: Final = 600.0
-"""Several processes are believed to answer for so long after one has come back."""
+"""Several processes are assumed to answer for so long after one has come back."""
 
 
 class Starts:
@@ -231,7 +231,7 @@ class Fleet:
         return any(_length(m, model) > own for m in self.believed(model))
 
     def listed(self) -> list[Member]:
-        """The members whose models clients are told: those in use, and those that rest."""
+        """The members whose models clients see: those in use, and those that rest."""
         used = {m.instance.name for m in self.usable()}
         return [
             m

@@ -17,11 +17,11 @@ SLACK_RATIO: Final = 0.1
 the last blocks again, or find only prefixes of certain lengths."""
 BELIEVED_WRONG: Final = 3
 BELIEVED_RIGHT: Final = 3
-"""Claims that were wrong until an engine's events are not believed any more, and claims in a row
-that were right until they are again."""
+"""Wrong claims until an engine's events are no longer trusted, and right claims in a row until they
+are again."""
 BELIEVED_GONE: Final = 32
-"""Claims without a right one between them whose blocks were gone when they were looked for: such
-events are of no use, whoever sends them."""
+"""Claims without a right one between them whose blocks were gone at the lookup: such events are
+useless."""
 
 
 class Part(NamedTuple):
@@ -58,7 +58,7 @@ class Claim:
 
 
 class Belief:
-    """Whether an instance's events are believed, by its claims so far. `is_lost`: they are not."""
+    """Whether an instance's events are trusted, by its claims so far. `is_lost`: they are not."""
 
     __slots__ = ("_gone", "_right", "_wrong", "is_lost")
 

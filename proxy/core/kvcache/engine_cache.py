@@ -5,7 +5,7 @@ in which the engine evicts them, as runs of equal age (`Runs`). A prompt in use 
 (`Hold`); from its placement to its end it is a `Use`.
 
 A cache that is lost, as its process is gone, stays in the hands of those who hold it: requests that
-have not ended, sessions that lived there. What they write into it reaches nobody.
+have not ended, sessions that lived there. What they write into it is never read.
 
 How fast ending streams free KV there is a `ReleaseRate`.
 """
@@ -243,7 +243,7 @@ class EngineCache:
     moment, as answers showed before a size was known. `witnesses`: prompts with fewer cached tokens
     than expected, and the age of the missing blocks. `right`: starts of prompts found as expected,
     with their counts. `found_gcd`: of the cached tokens of so many answers, `found_count`.
-    `reserved_blocks`: on their way. `full_ratio`: None when it is to be reckoned again. `holds`: by
+    `reserved_blocks`: on their way. `full_ratio`: None when it is to be computed again. `holds`: by
     their age. `computing`: the first missing block of each prompt on its way, and how many there
     are; `computing_blocks`: of all of them. `sessions`: how many live there.
     """

@@ -35,7 +35,7 @@ RENEWED_AFTER, RENEWED_RATIO = 16, 1 / 32
 RENEWED_S: Final = 5.0
 """The curve is renewed after so many new idle times, or this part of all, or this time."""
 WEIGHED_S: Final = 2.0
-"""An instance's idle sessions are weighed anew after this time."""
+"""An instance's idle sessions are weighed again after this time."""
 LEAST_WIDTH_S: Final = 1.0
 WIDTH_RATIO: Final = 0.125
 """A bucket of idle sessions is at most this part of its age wide, or LEAST_WIDTH_S."""

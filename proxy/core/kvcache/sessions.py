@@ -248,7 +248,7 @@ class Sessions:
         self._homes: OrderedDict[str, Stay] = OrderedDict()
         self._by_tenant: ByTenant[str] = ByTenant()
         self._unserved: OrderedDict[str, None] = OrderedDict()
-        """Those of which nothing was ever computed, and for which nothing runs."""
+        """Stays without any computed turn and without a running request."""
         self._none_expires_until_s = -math.inf
         self._live: dict[EngineCache, LiveKv] = {}
         self.curve = ReturnCurve()
@@ -281,7 +281,7 @@ class Sessions:
         self._live.pop(cache, None)
 
     def renew_curve(self, now_s: float) -> None:
-        """Reckon the curve of return anew, if it is due."""
+        """Compute the curve of return again, if due."""
         self.curve.renew(self._live.values(), now_s)
 
     def stay(self, session_id: str | None) -> Stay | None:
@@ -412,7 +412,7 @@ class Sessions:
         return not home.cache.is_lost
 
     def forget(self, session_id: str, now_s: float) -> None:
-        """Forget a session of which nobody said that it has ended."""
+        """Forget a session that was not ended explicitly."""
         if session_id in self._homes:
             self._drop(session_id, now_s)
 

@@ -21,7 +21,7 @@ from proxy.core.kvcache.sessions import Past
 from proxy.core.types import RequestFacts
 
 MARGIN: Final = 0.1
-"""The session is believed where the key's error is larger by this part of the prompt."""
+"""The session's prediction is used where the key's error is larger by this part of the prompt."""
 SESSION_GAIN: Final = 0.5
 KIND_GAIN: Final = 0.1
 """Weights of a report in the mean errors of its session, and of its kind of client."""

@@ -81,7 +81,7 @@ WAY_PRIOR_S_PER_TOKEN = 1e-7
 WAY_PRIOR_WEIGHT: Final = 0.0005
 WAY_SLOPE_WEIGHT: Final = 0.004
 """Weights of these guesses: nearly nothing. But where no prompt has a cached token, way and prefill
-cannot be told apart, and what is far from its guess is not believed."""
+cannot be told apart, and a value far from its guess is not used."""
 
 
 def _moved(now: tuple[float, float], last: tuple[float, float], point: tuple[float, float]) -> bool:

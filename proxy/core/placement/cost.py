@@ -9,7 +9,7 @@
     next    = weight_next_turn * busy ratio * rest of a prefill met there
               + weight_turns * seconds to compute what is too much for the cache with this session
               + FAILED_S where something has failed since the instance last worked
-              + DOUBT_S * how much it is doubted for answers that served nobody
+              + DOUBT_S * its doubt by hollow answers
     memory  = weight_displaced * seconds to compute again what is displaced and needed again
               + weight_spread * share of the cache in use or reusable * prefill of the new tokens
               + weight_room * prefill of TYPICAL tokens * (KV in use with this prompt / all of it)^2

@@ -359,7 +359,7 @@ def peers(view: PlacementView, d: Candidate | None = None) -> list[Candidate]:
 
 
 def no_peer(view: PlacementView, d: Candidate) -> Reason:
-    """Why there is no P for D: a busy threshold stands against the peers, or there is none."""
+    """The reason for no P: the peers are above a busy threshold, or there are none."""
     busy = [i for i in view.busy_peers if i.name != d.instance.name]
     if any(_can_transfer(view, i) for i in busy) and not peers(view, d):
         return Reason.PEER_PAST_THRESHOLD

@@ -190,7 +190,7 @@ class CancelDecode:
 
 @dataclass(slots=True)
 class ReleaseKv:
-    """P holds KV that nobody will fetch: have it freed by one of `ask`, then report the result.
+    """Free KV on P that will not be fetched, by one of `ask`; then report the result.
 
     An engine that refuses a decode leg tells its P to let go (vLLM since 0.22). `ask`: names, the
     most likely first; the next one where one cannot be reached.
@@ -202,7 +202,7 @@ class ReleaseKv:
 
 @dataclass(slots=True)
 class KvUnreleased:
-    """P may hold KV that nobody will fetch, and nobody can be asked: for counters."""
+    """P may hold KV that will not be fetched, and no instance can be asked: for counters."""
 
     result: ReleaseResult
 

@@ -6,7 +6,7 @@ a whole answer. `BlockUses` keeps the use of the prompt's blocks.
 
 A route holds the times and the cache that it has begun with (`Route.times`, `Route.use`), which are
 parts of one incarnation's state. An instance that went down in between has lost everything, and one
-that came back is another: what a route still writes to the old one reaches nobody.
+that came back is another: what a route still writes to the old one is never read.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ MOVE_STOP_S = 1.0
 _LEAVES_KV = frozenset(
     {FailureKind.TIMEOUT, FailureKind.LATE, FailureKind.RESET, FailureKind.WENT_DOWN}
 )
-"""Failures of a D that fetches after which P may keep the KV: nobody has told it that it may go."""
+"""Failures of a fetching D after which P may keep the KV: it was not released."""
 _MAY_WAIT = frozenset({FailureKind.BUSY, FailureKind.TOO_LONG})
 """Failures after which there is an instance for the request, which may be busy."""
 SUCCESS = 200
@@ -343,7 +343,7 @@ class RequestFlow:
         return is_due and self.has_other(now_s)
 
     def decode_answered(self, now_s: float, *, is_served: bool = True) -> list[Action]:
-        """D's answer has begun, and is to be passed on; not `is_served`: it serves nobody.
+        """D's answer has begun, and is to be passed on; not `is_served`: it is hollow.
 
         Or a hollow one from before, as nobody else could tell whose fault it is.
         """
@@ -481,7 +481,7 @@ class RequestFlow:
         now_s: float,
         leaves: Instance | None = None,
     ) -> SendDecode | NotMoved:
-        """Place the stream elsewhere; `leaves`: where it runs, and may run on."""
+        """Place the stream on another instance; `leaves`: the instance where it may continue."""
         router, route = self._router, self.route
         self._avoided.add(route.decode.name)
         if self.moves >= self._caps.moves:
@@ -532,7 +532,7 @@ class RequestFlow:
         return [HangUpPrefill() if self._p_has_it else CancelPrefill()]
 
     def left_prefill_over(self, now_s: float, left: LeftKv) -> list[Action]:
-        """A leg to P that nobody waits for is over; NAMED: P has answered, and holds KV."""
+        """End an abandoned leg to P; NAMED: P has answered, and holds KV."""
         self._step(Event.LEFT_PREFILL_OVER, self.state)
         if left is not LeftKv.NONE:
             return self._left(left, now_s)

@@ -29,7 +29,7 @@ def first_token_limit_s(latency: Latency, route: Route, cap_s: float) -> float:
 
 
 def look_again_s(late_s: float, cap_s: float) -> float:
-    """The next limit of a leg that is late at this one, where nobody else would take it now."""
+    """The next limit of a late leg, if no other instance would take it now."""
     return min(cap_s, late_s + AGAIN_S)
 
 

@@ -1,4 +1,4 @@
-"""Requests that wait while every instance is busy: which is next, what a refused client is told.
+"""Requests that wait while every instance is busy: their order, and refusals.
 
 Pure: a driver calls `look` when the router says that load was freed, and at `next_look_s`, when
 time alone may let one in. It hears the end of a wait by `QueuedRequest.settle`.
@@ -148,7 +148,7 @@ class Waiting:
             self._ramps.clear()
 
     def close(self, retry_after_s: int) -> None:
-        """The proxy drains: every request that waits is told so, and none waits from now on."""
+        """Drain: refuse all waiting requests, and accept no further ones."""
         self.is_closed = True
         for entry in self.queue.entries():
             self.queue.leave(entry)

@@ -32,7 +32,7 @@ EMERGENCY_STEP_S = 4.0
 BELOW_CRITICAL_CELSIUS = 1.0
 """An operator's target is at least so far below the critical temperature."""
 RATE_S = 3.0
-"""How long requests are watched before the rate at which they end is believed."""
+"""Time of observation before the rate at which requests end is used."""
 FAILURES = 2
 """Actuator errors in a row that make it DEGRADED."""
 FIRST_PROBE_S, MOST_PROBE_S = 1.0, 60.0

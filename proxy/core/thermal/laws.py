@@ -216,7 +216,7 @@ class PowerLaw(Law):
         return max(view.cap, self.within(math.floor(min(fits, most))))
 
     def restart(self) -> None:
-        """The watts are still true; moments before the gap are no pair with moments behind it."""
+        """Keep the watts; moments before the gap do not pair with moments after it."""
         if self.resistance is not None:
             self.resistance.restart()
 

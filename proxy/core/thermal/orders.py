@@ -93,7 +93,7 @@ class StandingOrder:
         return order
 
     def look(self, celsius: float | None) -> None:
-        """Note whether the temperature is reached; None: no reading is fresh, so nobody knows."""
+        """Note whether the temperature is reached; None: unknown without a fresh reading."""
         target = self.order.target_celsius
         if target is not None and celsius is not None:
             self.is_reached = celsius <= target

@@ -1,7 +1,7 @@
 """The sensors `http-json` and `file`: a JSON document with pointers to what is in it.
 
 A pointer's `*` stands for every member of a list or object, in its order: the n-th match is the
-n-th GPU. A document may say anything, so what is no number within its bounds is left out.
+n-th GPU. A document may say anything, so what is not a number within its bounds is left out.
 """
 
 from __future__ import annotations

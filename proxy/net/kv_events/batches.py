@@ -46,7 +46,7 @@ _MOST_TEXT = 256
 
 
 class BatchError(ValueError):
-    """A payload that is no batch of KV events."""
+    """A payload that is not a batch of KV events."""
 
 
 @dataclass(slots=True)

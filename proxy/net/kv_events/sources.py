@@ -26,7 +26,7 @@ class Source:
 
 
 class SourcesError(ValueError):
-    """An engine tells of events in a way that cannot be followed."""
+    """An engine lists its events in an unusable way."""
 
 
 def read_sources(body: bytes, host: str) -> dict[int, Source]:

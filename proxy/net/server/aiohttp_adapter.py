@@ -149,7 +149,7 @@ class AiohttpServer(web.Server):
         return len(self._connections)
 
     def make_room(self) -> bool:
-        """Close a connection that nobody will miss; False if there is none."""
+        """Close an idle connection; False if there is none."""
         return False
 
 

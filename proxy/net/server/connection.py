@@ -294,7 +294,7 @@ class ClientConnection(SerialHandler):
         self._refuse(Refusal.HEAD_LATE)
 
     def close_silent(self) -> None:
-        """Nothing has ever come: there is no request that an answer could be to."""
+        """Whether nothing has ever come, so that there is no request to answer."""
         self._note(Refusal.SILENT)
         self._is_broken = True
         if self.transport is not None:

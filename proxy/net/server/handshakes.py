@@ -27,7 +27,7 @@ class Handshakes:
     """The TLS handshakes under way on one listener, oldest first.
 
     `make_protocol` makes the protocol of a connection whose handshake is over; `room` is how many
-    may be under way; `on_failed` is told of each that is not finished.
+    may be under way; `on_failed` is called for each that is not finished.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ IDS_REST_S = 60.0
 LIST_BYTES = 1 << 20
 """Most bytes read of a list: models, metrics."""
 LENGTH, MOST_LENGTH = "max_model_len", 1 << 40
-"""A card's member with the tokens of the model's context, and what is no length any more."""
+"""A card's member with the tokens of the model's context, and the first implausible length."""
 _MEANS: Mapping[int, str] = {
     401: ": does it want a key (--instance-api-key)?",
     403: ": does it want a key (--instance-api-key)?",

@@ -68,7 +68,7 @@ async def look_at(
 def hollow(
     row: Endpoint, reply: UpstreamResponse, *, has_key: bool, may_move: bool = False
 ) -> UpstreamFailure | None:
-    """Why an answer that has begun serves nobody; None where it may be of use.
+    """Why an answer that has begun is hollow; None where it may be of use.
 
     `has_key`: the instance was sent the proxy's own key; `may_move`: a stream may migrate.
     """

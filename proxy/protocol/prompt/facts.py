@@ -2,7 +2,7 @@
 
 The prompt is the bytes of the texts that the engine renders (`rendering`), in its order. Blocks of
 `BLOCK_BYTES` are hashed in a chain, so one hash stands for the whole prefix up to its block. There
-is no tokenizer: bytes per token, and tokens per image, are learned from the engines' own
+is not a tokenizer: bytes per token, and tokens per image, are learned from the engines' own
 `usage.prompt_tokens` (`core/fleet/bytes_per_token.py`).
 """
 

@@ -1,10 +1,10 @@
 """The rendered members of a request: one table, a row per dialect and member.
 
-The key of a prompt (`facts`) has to change where the engine's own prompt changes, and
-nowhere else. A member without a row is no part of the prompt, as engines ignore it. Read from
-vLLM 0.32 (`renderers/chat_utils.py`, `entrypoints/anthropic/serving.py`,
-`entrypoints/openai/responses/utils.py`); `tests/real_vllm/test_rendering.py` holds the rows
-against a real engine.
+The key of a prompt (`facts`) has to change where the engine's own prompt changes, and nowhere else.
+A member without a row is not a part of the prompt, as engines ignore it. Read from vLLM 0.32
+(`renderers/chat_utils.py`, `entrypoints/anthropic/serving.py`,
+`entrypoints/openai/responses/utils.py`); `tests/real_vllm/test_rendering.py` holds the rows against
+a real engine.
 """
 
 from __future__ import annotations

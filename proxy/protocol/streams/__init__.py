@@ -1,1 +1,1 @@
-"""Streams of events: as they pass, and what it takes to go on with one elsewhere."""
+"""Streams of events: their scan as they pass, and their migration."""

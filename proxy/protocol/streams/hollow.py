@@ -49,7 +49,7 @@ def broken(seen: bytes | bytearray) -> str | None:
 
 
 def why_hollow(row: Endpoint, kind: bytes, body: bytes) -> str | None:
-    """Why a whole answer in one piece serves nobody; None where it may. `kind`: of its content."""
+    """Why a whole answer in one piece is hollow; None if it is not. `kind`: of its content."""
     if row is OTHER:
         return None
     if kind.lower().startswith(b"text/html"):
@@ -95,7 +95,7 @@ def is_end(dialect: Dialect, event: bytes) -> bool:
 
 
 def ends_hollow(seen: bytes | bytearray, *, has_content: bool) -> str | None:
-    """Why a stream that is over has served nobody; `seen`: its last events."""
+    """Why a finished stream is hollow; `seen`: its last events."""
     if (why := broken(seen)) is not None:
         return why
     return None if has_content or _TOLD.search(seen) is not None else EMPTY

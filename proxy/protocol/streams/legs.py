@@ -97,7 +97,7 @@ class FirstLeg:
         return self.withheld.startswith(_ERROR_EVENT)
 
     def let_pass(self) -> bytes:
-        """Withhold nothing any more, as nobody goes on; returns what was withheld."""
+        """Stop withholding, since no instance continues; returns the withheld events."""
         withheld, self.withheld, self.lost = self.withheld, b"", ""
         self._withholds = False
         return withheld
@@ -215,7 +215,7 @@ class Joint:
 
 
 class LaterLeg:
-    """The stream of an instance that goes on: the events of a completion, written anew.
+    """The stream of an instance that goes on: the events of a completion, rewritten.
 
     `offset_tokens`: of the output that the client had when it began. `first`: the members of the
     stream's first event that all its events share. `held`: events whose text may be the rest of a

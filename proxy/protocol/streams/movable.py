@@ -153,7 +153,7 @@ REPLACED: Final = frozenset(
         *("previous_response_id", "conversation"),
     }
 )
-"""Fields without meaning once the prompt is made of token ids, or that are set anew."""
+"""Fields without meaning once the prompt is made of token ids, or that are set again."""
 
 
 def plan_of(endpoint: str, body: Mapping[str, Any], steering: list[str]) -> Plan | Unmoved | None:

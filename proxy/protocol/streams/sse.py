@@ -272,7 +272,7 @@ class Scanner:
 
     @property
     def first_data(self) -> bytes:
-        """The JSON data of the stream's first event that is no ping; empty where it is long."""
+        """The JSON data of the stream's first event that is not a ping; empty where it is long."""
         return self._first or _first_data(self._recent)
 
 
