@@ -1,4 +1,4 @@
-"""The command `analyze`: replayed runs, one or two; league, elastic, thermal, regret, check.
+"""The command `analyze`: reports of one run or two, league, elastic, thermal, regret, check.
 
 Only the chosen command's module is imported: some of them load pandas, plotly or scipy, which takes
 longer than a small league.

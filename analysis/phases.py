@@ -1,4 +1,4 @@
-"""Phases of requests, from the proxy's log: where their time went, and what had been predicted.
+"""Phases of requests, from the proxy's log: realised and predicted times.
 
 The phases of a request partition its time at the proxy, from its receipt to its last byte. Each
 moment belongs to one phase, so means of phases add up to the mean of the whole.

@@ -1,4 +1,4 @@
-"""For all command lines: --version, errors in one line, types of numbers, JSON files."""
+"""Common parts of command lines: --version, errors in one line, types of numbers, JSON files."""
 
 import argparse
 import sys

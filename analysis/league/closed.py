@@ -1,4 +1,4 @@
-"""A closed loop of sessions as a load of the league: so many at a time, a fixed number in all.
+"""A closed loop of sessions as a load of the league: a fixed number at a time and in total.
 
 It is the load of a comparison on running engines: every system answers the same requests, and a
 slow one takes longer for them. Its sessions are short, so that a run ends within minutes. They have

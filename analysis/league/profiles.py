@@ -1,4 +1,4 @@
-"""Engine profiles: what the engines of a fleet and the way to them are like.
+"""Engine profiles: the engines of a fleet, and the network to them.
 
 A policy is chosen on some engines and meets others. `h100` are those on which the default policy
 was chosen: equal, at no distance, with vLLM's gauges, and with the form that its model of time

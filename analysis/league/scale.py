@@ -1,4 +1,4 @@
-"""The scale of a league: its saturation rate, and the KV that makes a working set fit or not.
+"""The scale of a league: its saturation rate, and the KV for a working set that fits or not.
 
 Saturation is the highest rate of session starts at which the baseline keeps up. That is, at the
 horizon it has done at least 95 % of the work of a fleet that serves every request exactly at the

@@ -1,4 +1,4 @@
-"""The verdict on a run: the first lines of its report, and whether its figures may be used.
+"""The verdict on a run: the first lines of its report, and whether its figures are valid.
 
 A run misleads where its engines already knew its text: they hit more than a cache could that began
 empty. What such a cache could hit at most is known from the trace. Only requests that were served

@@ -1,4 +1,4 @@
-"""The founding document's companion harness: its plant and load, under its rule and under ours.
+"""The founding document's companion harness: its plant and load, under its rule and ours.
 
 Its run has 180 seconds, of which 81 are a burst. Batch, request rate and KV make a pressure, and
 the pressure a temperature; a batch is its cap at once. Its rows (RECORDED) are those that it prints

@@ -1,4 +1,4 @@
-"""Access to admin paths: the token, web pages of others, the limit on bodies, the audit line.
+"""Access to admin paths: the token, cross-origin requests, the limit on bodies, the audit line.
 
 A web page may have its visitor's browser send requests to any address. Some are sent as they are,
 without a question first; and a page whose own name leads to the proxy by now (DNS rebinding) reads

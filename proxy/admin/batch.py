@@ -1,4 +1,4 @@
-"""POST, GET and DELETE /v1/admin/batch: an operator caps the batch of hot instances, or evicts.
+"""POST, GET and DELETE /v1/admin/batch: operators' caps on hot instances, and evictions.
 
 Request and answer are those of the founding document on thermal batching; added are `instance`,
 `ttl_s`, `reason`, `if_version`, three policies, and in the answer `decision_id`, `version`, `state`

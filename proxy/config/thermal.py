@@ -1,4 +1,4 @@
-"""The file of `--thermal`: how temperatures are held, and an operator's own policy by its name.
+"""The file of `--thermal`: options of thermal control, and an operator's own policy.
 
 A policy is a class with the methods of the founding document on thermal batching
 (`get_max_running_seqs`, `select_victims`, `on_temp_reading`). An installed package declares it in

@@ -1,4 +1,4 @@
-"""The process that examines large bodies: one at a time, as the proxy sends them by a socket.
+"""The process that parses large bodies, one at a time, received from the proxy by a socket.
 
 It ends when the proxy closes the socket, and not by the signals that stop a proxy, which may still
 need it while it drains. Where memory runs out the kernel ends it rather than the proxy.

@@ -1,4 +1,4 @@
-"""Drain: how a proxy ends after a signal, or after another process has taken over."""
+"""Drain: the end of a proxy after a signal, or after another process has taken over."""
 
 from __future__ import annotations
 

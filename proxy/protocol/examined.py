@@ -1,4 +1,4 @@
-"""A client's body, examined once: what the proxy needs of it, without the parsed object.
+"""A client's body, parsed once: the parts that the proxy needs, without the parsed object.
 
 `examine` parses, refuses, edits and reads a body. A small body is parsed on the event loop. A
 larger one is parsed in its own process (`request/large_bodies.py`): that may take half a second and

@@ -1,4 +1,4 @@
-"""Memo: a bounded cache of computed results, for keys of which few different ones occur."""
+"""Memo: a bounded cache of computed results, for keys with few different values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One client's request: its id, its body, the one JSON parse, and what goes on to an instance."""
+"""One client's request: its id, its body, the single JSON parse, and its form for an instance."""
 
 from __future__ import annotations
 

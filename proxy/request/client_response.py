@@ -1,4 +1,4 @@
-"""The response that aiohttp sees while the relay writes past it; and answers that arrive whole."""
+"""The response object for aiohttp while the relay bypasses it; and answers that arrive whole."""
 
 from __future__ import annotations
 

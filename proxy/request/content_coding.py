@@ -1,4 +1,4 @@
-"""Compressed request bodies: which codings are accepted, and how one is unpacked within a limit.
+"""Compressed request bodies: the accepted codings, and unpacking within a limit.
 
 vLLM's server unpacks nothing, so the proxy does, and an engine gets the plain body. A body is
 unpacked in steps and no further than `--max-body-bytes`: what is small only while it is packed

@@ -1,4 +1,4 @@
-"""The life of one request: read, admit, run (and run again elsewhere), relay, account.
+"""The life of one request: read, admit, run (and retry), relay, account.
 
 Whatever happens, and at whichever await, one `finally` closes the lease and writes one record.
 """

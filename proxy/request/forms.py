@@ -1,4 +1,4 @@
-"""A form upload's small fields: the model that it names, whether it wants a stream.
+"""A form upload's small fields: its model, and whether it asks for a stream.
 
 Only the headers of the parts and the values of a few small fields are read, anywhere in the form. A
 file is only searched for its end. The form goes on to an instance as it came.

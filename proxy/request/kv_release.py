@@ -1,4 +1,4 @@
-"""Releases of KV: P holds the KV of a prompt for a D that will not fetch it.
+"""Releases of KV that P holds for a D that will not fetch it.
 
 An instance that is asked to fetch it for a model that does not exist refuses, and tells P to let
 go. Which instances are asked is the router's choice (`Router.releasers`).

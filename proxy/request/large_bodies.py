@@ -1,4 +1,4 @@
-"""Large bodies, examined in a process of their own, so that no client's body holds up the others.
+"""Large bodies, parsed in their own process, so that no client's body delays the others.
 
 The process (`process/body_worker.py`) is started for the first large body and stays. It examines
 one body at a time, up to half a second each. A body whose client has left is not examined; one

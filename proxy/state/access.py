@@ -1,4 +1,4 @@
-"""Tenant of a request by its key, and the headers and cache salt that an instance gets for it.
+"""The tenant of a request by its key, with its headers and cache salt for an instance.
 
 A tenant is the name of the key that a request was authenticated with, never a client's own claim.
 Keys are stored as digests; the time of a look-up by digest does not show how near a guess was.

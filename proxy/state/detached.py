@@ -1,4 +1,4 @@
-"""Tasks that go on after their request has ended: legs that must not be cut yet, KV releases.
+"""Tasks that outlive their request: legs that must not be cut yet, KV releases.
 
 A leg on which another instance depends runs in a task of its own, and its request waits for the
 task. If the request ends first, the leg has `GRACE_S` to reach a point where cutting it pins no KV.

@@ -1,4 +1,4 @@
-"""The requests in flight, and how they end when the proxy drains, hands over or stops."""
+"""The requests in flight, and their end when the proxy drains, hands over or stops."""
 
 from __future__ import annotations
 

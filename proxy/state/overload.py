@@ -1,4 +1,4 @@
-"""Says overload: a line on stderr at once and then every ten seconds, a warning in /health."""
+"""Reports overload: a line on stderr at once and then every ten seconds, a warning in /health."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caps of engines that have the plugin vllm-thermal: kept there as thermal control wants them.
+"""Caps of engines that have the plugin vllm-thermal, kept in step with thermal control.
 
 The gate keeps a cap at the proxy, which stops what is yet to come. The plugin keeps it within the
 engine, which stops running requests too, in its next step. A cap is set for TTL_S and renewed, so

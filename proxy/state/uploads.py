@@ -1,4 +1,4 @@
-"""Bodies on their way in, on the event loop: they wait for room, and the largest has to go.
+"""Incoming bodies, on the event loop: they wait for room, and the largest pays.
 
 `core/admission/upload_room.py` decides. A body is here from the moment at which its request is
 served until it is read, unpacked and examined; what waits behind that is the queue's.

@@ -1,4 +1,4 @@
-"""The GPUs of an engine model: warm from its batch, and told as dcgm-exporter does. Pure.
+"""The GPUs of an engine model, warmed by its batch, with the metrics of dcgm-exporter. Pure.
 
 A plant (`heat`) gets the engine's work over time: running requests, tokens in their KV, prefilled
 tokens per second. The rate forgets within `RATE_S`, since a step books its tokens at once.

@@ -1,4 +1,4 @@
-"""The command `replay` as it is started: where packages are missing it says so before it sends."""
+"""The entry of the command `replay`: it reports missing packages before it sends."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Retries: how often a client sends a request again that got a 503, and how long it waits first."""
+"""Retries of a 503: their number, and the wait before each."""
 
 from dataclasses import dataclass
 

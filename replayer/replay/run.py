@@ -1,4 +1,4 @@
-"""One run: sends each request when the schedule says, and keeps a result for each.
+"""One run: sends each request on schedule, and keeps its result.
 
 The schedule and all measured times use one monotonic clock with one origin.
 """

@@ -1,4 +1,4 @@
-"""Files of other tools that are no trace as it can be replayed: what they are, for the user."""
+"""Files of other tools that cannot be replayed, recognised to tell the user."""
 
 from collections.abc import Iterable
 

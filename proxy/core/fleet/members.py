@@ -1,4 +1,4 @@
-"""The instances that are known, and which of them may be chosen.
+"""The known instances, and the eligible ones for a request.
 
 Ejecting is a guess. If it took out more than half of the instances that could serve a request, it
 is probably wrong, or would overload the rest. Then all are used (panic), but for those where no

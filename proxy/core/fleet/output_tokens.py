@@ -1,4 +1,4 @@
-"""Output tokens of a stream: the engine's count, as far as it agrees with the events that passed.
+"""Output tokens of a stream: the engine's count, if it agrees with the events.
 
 Mostly an event is a token. It is more of them with speculative decoding, or where a slow client has
 steps joined; the fleet's ratio says how many, the median of the instances' own. Who counts more

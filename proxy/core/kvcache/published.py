@@ -1,4 +1,4 @@
-"""The prefix cache of an engine as its KV events tell it: exact, where they are complete.
+"""The prefix cache of an engine by its KV events: exact while they are complete.
 
 An engine names each of its blocks by a hash over all tokens up to the block's end, and publishes
 what it stores and what it evicts. `PublishedBlocks` is the resulting set for one data-parallel rank

@@ -1,4 +1,4 @@
-"""TTFT and TPOT targets of an answer, and whether it kept them; goodput is the share that did."""
+"""TTFT and TPOT targets of an answer, and whether it met them; goodput is the share that did."""
 
 from __future__ import annotations
 

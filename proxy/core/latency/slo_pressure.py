@@ -1,4 +1,4 @@
-"""The price of running streams' time, learned from how many answers miss the TPOT target.
+"""The price of running streams' time, learned from the share of answers that miss the TPOT target.
 
 Dual ascent on the constraint "at most a tenth of the answers miss the TPOT target" (Boyd &
 Vandenberghe, Convex Optimization, 5.4). An answer that misses raises the logarithm of the price,

@@ -1,1 +1,1 @@
-"""Policies: where to compute a prompt and where to decode."""
+"""Policies: the choice of instances for prefill and decode."""

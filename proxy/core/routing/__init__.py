@@ -1,1 +1,1 @@
-"""One request's decision and what becomes of it: sessions, KV, load, gate and policies meet."""
+"""One request's decision and its course: sessions, KV, load, gate and policies meet."""

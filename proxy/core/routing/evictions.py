@@ -1,4 +1,4 @@
-"""Evictions from hot instances: who leaves, for where, and who stays, and why.
+"""Evictions from hot instances: the requests to evict, their targets, and the reasons to stay.
 
 Pure: a driver says what runs on an instance, and performs the rows that it gets. Evictions are
 limited by the wait that they save, the migration bandwidth, and a share of the running requests per

@@ -1,4 +1,4 @@
-"""Hedges: when a prefill leg is late, D starts to compute as well, and the first to be ready wins.
+"""Hedges: when a prefill leg is late, D computes too, and the first to be ready wins.
 
 A prefill leg is late when it has taken longer than 95 % of such legs did, relative to their
 prediction, and longer than D would need. While both compute, both are charged, and the number of

@@ -1,4 +1,4 @@
-"""The KV of a request's session among that of all others, as a decision asks for it."""
+"""The KV of a request's session among all others, for a decision."""
 
 from __future__ import annotations
 

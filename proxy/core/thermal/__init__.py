@@ -1,1 +1,1 @@
-"""Heat of GPUs: readings in, limits on what an instance is given out. Simulated plants only."""
+"""Thermal control: readings of GPUs in, limits of instances out. Simulated plants only."""

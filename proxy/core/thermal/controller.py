@@ -1,4 +1,4 @@
-"""The thermal controller of one instance: readings in, limits on what it is given out.
+"""The thermal controller of one instance: readings in, limits out.
 
 The ladder goes from least to most cost for users. Its steps are fewer placements, no prefills for
 others, a price on its own prefills, a cap on requests in flight, eviction, no requests. The first

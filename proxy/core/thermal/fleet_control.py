@@ -1,4 +1,4 @@
-"""Thermal control of a fleet: one controller per instance, and what operators ordered.
+"""Thermal control of a fleet: one controller per instance, and operators' orders.
 
 Pure: a driver calls `tick` for each instance once a second, hands the limits to the router and
 evicts what they ask for. Above the operator's order stands an emergency only; below it everything

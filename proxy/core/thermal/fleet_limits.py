@@ -1,4 +1,4 @@
-"""The limits of each instance while it is hot, by name: what gate, fleet and placement obey.
+"""The limits of hot instances, by name, for gate, fleet and placement.
 
 Heat belongs to an address rather than to a process, so limits outlive a restart of the instance;
 they end when control says so, or with the instance's removal.

@@ -1,4 +1,4 @@
-"""Headroom of an instance: how far its hottest GPU is from its target, looked ahead.
+"""Headroom of an instance: predicted degrees from its hottest GPU to the target.
 
 The GPUs of an instance compute every layer together, so the hottest GPU decides (the founding
 document's "any hot is all hot"). Of its chip and its memory, the one nearer to its target counts.

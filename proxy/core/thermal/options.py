@@ -1,4 +1,4 @@
-"""The options of thermal control: a target, how it is held, and what is refused."""
+"""The options of thermal control, with their ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator's own thermal policy: its methods, what it is given, and what it can raise."""
+"""An operator's own thermal policy: its methods, their inputs and errors."""
 
 from __future__ import annotations
 

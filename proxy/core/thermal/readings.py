@@ -1,4 +1,4 @@
-"""One reading of one GPU, and what thermal control allows an instance: the vocabulary of control.
+"""The values of thermal control: readings of a GPU, work and limits of an instance.
 
 Sensors (`proxy/fleet/sensors`), the virtual plant (`replayer/virtual`) and the simulator make
 readings; the controller makes limits of them; gate, router and placement obey the limits.

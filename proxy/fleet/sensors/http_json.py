@@ -1,4 +1,4 @@
-"""The sensors `http-json` and `file`: a JSON document with pointers to what is in it.
+"""The sensors `http-json` and `file`: a JSON document with pointers to its figures.
 
 A pointer's `*` stands for every member of a list or object, in its order: the n-th match is the
 n-th GPU. A document may say anything, so what is not a number within its bounds is left out.

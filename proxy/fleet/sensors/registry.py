@@ -1,4 +1,4 @@
-"""SENSORS: every kind of sensor by the name that an instance's entry has for it."""
+"""SENSORS: every kind of sensor by its name in an instance's entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cross-origin resource sharing: which web pages of other origins may use the API.
+"""Cross-origin resource sharing: the web origins that may use the API.
 
 A browser asks first (a preflight: OPTIONS, without a key) and shows a page only answers that name
 its origin. No cookies are used, so `Access-Control-Allow-Credentials` is never sent, and `*` means

@@ -1,4 +1,4 @@
-"""Answers to malformed requests, their count and their log line; the client's bytes are in none."""
+"""Answers to malformed requests, their count and log line, without the client's bytes."""
 
 from __future__ import annotations
 

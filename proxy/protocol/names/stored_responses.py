@@ -1,4 +1,4 @@
-"""Stored responses of `/v1/responses`: which one a request is about, and the id in an answer.
+"""Stored responses of `/v1/responses`: the id that a request names, and the id in an answer.
 
 An id is read where the engine writes it, before any text of the client. That is the first member of
 the body, or of `response` in a stream's first event. Anywhere else it could be planted.

@@ -1,1 +1,1 @@
-"""The prompt of a body: what of it an engine renders, and the facts that decisions need of it."""
+"""The prompt of a body: its rendered parts, and the facts for decisions."""

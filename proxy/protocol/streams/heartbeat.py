@@ -1,4 +1,4 @@
-"""Heartbeats: what a stream's client gets while its instance is silent.
+"""Heartbeats: events for a stream's client while its instance is silent.
 
 A comment and a blank line is the standard's way. But some clients dispatch at every blank line, and
 fail at data that is not JSON (openai-go before 3.43). Without the blank line the comment would hide

@@ -1,4 +1,4 @@
-"""Whether an answer under status 200 serves its client, by byte search: no JSON is parsed.
+"""Hollow answers under status 200, found by byte search without parsing JSON.
 
 An engine whose answer has nothing in it, or ends by `abort` or `error`, has failed, whatever its
 status says. JSON escapes quotes inside a string. So no text of a model, repeated from a client or

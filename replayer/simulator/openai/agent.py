@@ -1,4 +1,4 @@
-"""A scripted model that works with tools: it calls the client's shell, then says that it is done.
+"""A scripted model with tools: it calls the client's shell, then ends.
 
 So real agents can be run in front of `engine-sim` (`--tool-calls`). The script depends on the
 conversation alone. A limit of output is not kept to.

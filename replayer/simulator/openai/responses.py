@@ -1,4 +1,4 @@
-"""`/v1/responses` as vLLM serves it with its store on: answers, their events, and what is kept.
+"""`/v1/responses` as vLLM serves it with its store on: answers, their events, stored responses.
 
 What a response was made of and what it said stays in its engine's memory, and is found by its id
 there only. Answers are text; tools are read as a part of the prompt, and `agent` calls them.
