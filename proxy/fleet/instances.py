@@ -310,9 +310,7 @@ class Instances:
         if member is not None:
             hollow = member.health.hollow
             is_so = hollow.doubts > 0 or hollow.weight(self.clock.now_s()) > 0
-            self.warn(
-                name, "answers", f"its answers have no content: {hollow.why}" if is_so else None
-            )
+            self.warn(name, "answers", f"its answers are hollow: {hollow.why}" if is_so else None)
 
     def observe_start(self, name: str, start_s: float | None) -> None:
         """Note the start time that an instance's process reports, unix seconds."""

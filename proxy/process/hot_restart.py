@@ -90,7 +90,7 @@ class InheritedSockets:
         is_tcp = sock.type == socket.SOCK_STREAM and sock.family in _FAMILIES
         if not is_tcp or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             sock.close()
-            raise ConfigError(f"{FDS}: descriptor {fd} ({name}) is no listening TCP socket")
+            raise ConfigError(f"{FDS}: descriptor {fd} ({name}) is not a listening TCP socket")
         sock.set_inheritable(False)
         self.sockets.append((name, sock))
 

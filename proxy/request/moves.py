@@ -233,4 +233,4 @@ class Moves:
             return answer
         answer.close()
         status = answer.status
-        return why or UpstreamFailure(FailureKind.HOLLOW, "it is no stream", status=status)
+        return why or UpstreamFailure(FailureKind.HOLLOW, "it is not a stream", status=status)

@@ -469,7 +469,7 @@ async def test_f144_another_key(rig: Floor) -> None:
         assert all(map(is_fine, answers))
         await until(lambda: not r.is_up("i0"), "its trial fails")
         told = r.state.instances.warnings["i0"]
-        assert told["answers"] == "its answers have no content: status 401 to the proxy's own key"
+        assert told["answers"] == "its answers are hollow: status 401 to the proxy's own key"
         await until(lambda: "401" in told.get("models", "401"), "its models are asked for")
 
 

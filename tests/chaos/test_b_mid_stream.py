@@ -547,7 +547,9 @@ async def test_f140_an_engine_hangs_in_mid_stream(
     async with rig(engines, **options) as r:
         got = await r.ask()
         (record,) = await r.records(1)
-        said = [line for line in r.log.lines if "answers no probe, and has said nothing" in line]
+        said = [
+            line for line in r.log.lines if "answers no health check, and has sent nothing" in line
+        ]
         assert any("1 answers ended" in line for line in said)
         if limit:
             assert (got.text, got.is_clean, got.is_done) == ("half and half", True, True)

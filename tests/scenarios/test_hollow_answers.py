@@ -65,7 +65,7 @@ async def test_a_success_with_nothing_in_it_is_had_elsewhere(tmp_path: Path, way
         assert proxy.metric("upstream_retries_total", reason="hollow") >= 1
         async with proxy.http.get("/health") as response:
             told = (await response.json())["instances"]["e0"]
-        assert "its answers have no content" in told["warnings"][0]
+        assert "its answers are hollow" in told["warnings"][0]
         await proxy.at_rest()
 
 
@@ -136,9 +136,7 @@ async def test_the_proxys_own_key_is_refused(tmp_path: Path, way: str) -> None:
         await until(lambda: not proxy.router.fleet.is_up("e0"), "its trial fails")
         async with proxy.http.get("/health") as response:
             told = (await response.json())["instances"]["e0"]
-        assert told["warnings"] == [
-            f"its answers have no content: status {way} to the proxy's own key"
-        ]
+        assert told["warnings"] == [f"its answers are hollow: status {way} to the proxy's own key"]
         assert key not in repr(told)
         assert proxy.metric("upstream_retries_total", reason="key_refused") >= 1
 

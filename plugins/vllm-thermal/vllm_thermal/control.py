@@ -73,7 +73,7 @@ class Wish:
         Raises WishError.
         """
         if not isinstance(body, dict):
-            raise WishError("the body is no JSON object")
+            raise WishError("the body is not a JSON object")
         if not body:
             raise WishError(f"the body is empty: it may have {_names(FIELDS)}")
         for name, value in body.items():

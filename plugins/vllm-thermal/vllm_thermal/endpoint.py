@@ -79,7 +79,7 @@ async def answered(call: Call, method: str, body: bytes) -> tuple[int, Any]:
         fields = msgspec.json.decode(body)
         Wish().changed(fields)
     except (msgspec.DecodeError, UnicodeDecodeError) as why:
-        return error(400, f"the body is no JSON: {why}")
+        return error(400, f"the body is not JSON: {why}")
     except WishError as why:
         return error(400, str(why))
     return await _ask(call, "thermal_set", fields)

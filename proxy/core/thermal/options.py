@@ -154,7 +154,7 @@ def from_mapping(given: Mapping[str, object]) -> ThermalOptions:
             numbers[key] = _number(key, value)
         else:
             known = ", ".join(sorted([*RANGES, *NAMES]))
-            raise ValueError(f"thermal {key[:40]!r} is no option; there are {known}")
+            raise ValueError(f"thermal {key[:40]!r} is not an option; there are {known}")
     values: dict[str, object] = {}
     for key, number in numbers.items():
         values[key] = int(number) if key in WHOLE else number

@@ -38,9 +38,9 @@ def read_sources(body: bytes, host: str) -> dict[int, Source]:
     try:
         told = read_json(body)
     except ValueError as error:
-        raise SourcesError("/kv_event_sources answers no JSON") from error
+        raise SourcesError("/kv_event_sources does not answer JSON") from error
     if not isinstance(told, dict):
-        raise SourcesError("/kv_event_sources answers no object")
+        raise SourcesError("/kv_event_sources does not answer an object")
     found = {}
     for rank, given in list(told.items())[:MOST_RANKS]:
         if rank.isdecimal() and len(rank) < 6 and isinstance(given, dict) and _publishes(given):
@@ -57,7 +57,7 @@ def _source(given: dict[str, Any], host: str) -> Source:
     endpoint, replay, topic = (given.get(k) for k in ("endpoint", "replay_endpoint", "topic"))
     port = _port(endpoint)
     if port is None:
-        raise SourcesError(f"its endpoint {str(endpoint)[:100]!r} is no tcp://HOST:PORT")
+        raise SourcesError(f"its endpoint {str(endpoint)[:100]!r} is not tcp://HOST:PORT")
     known = topic if isinstance(topic, str) else ""
     return Source(host, port, _port(replay), known[:_TOPIC_CHARS].encode())
 

@@ -322,7 +322,7 @@ def read_token_ids(body: bytes) -> bytes:
     try:
         return array(IDS, read_json(body)["tokens"]).tobytes()
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UpstreamFailure(FailureKind.MALFORMED, "/tokenize answers no token ids") from error
+        raise UpstreamFailure(FailureKind.MALFORMED, "/tokenize gives no token ids") from error
 
 
 def flag_in(body: bytes, name: str) -> bool | None:

@@ -37,8 +37,8 @@ def test_the_order_does_not_depend_on_that_of_the_engine(running, victim):
 @pytest.mark.parametrize(
     ("body", "wrong"),
     [
-        (None, "the body is no JSON object"),
-        ([], "the body is no JSON object"),
+        (None, "the body is not a JSON object"),
+        ([], "the body is not a JSON object"),
         ({}, "the body is empty: it may have cap, victim, preempt, max_tokens_per_step, ttl_s"),
         ({"cap": -1}, f"cap is -1: it must be a whole number from 0 to {MOST}, or null"),
         ({"cap": True}, f"cap is True: it must be a whole number from 0 to {MOST}, or null"),

@@ -61,10 +61,10 @@ async def test_every_engine_answers():
 @pytest.mark.parametrize(
     ("body", "status", "wrong"),
     [
-        (b"", 400, "the body is no JSON: "),
-        (b'{"cap": NaN}', 400, "the body is no JSON: "),
-        (b'{"cap": "\xff"}', 400, "the body is no JSON: "),
-        (b"[]", 400, "the body is no JSON object"),
+        (b"", 400, "the body is not JSON: "),
+        (b'{"cap": NaN}', 400, "the body is not JSON: "),
+        (b'{"cap": "\xff"}', 400, "the body is not JSON: "),
+        (b"[]", 400, "the body is not a JSON object"),
         (b'{"cap": 1e99}', 400, "cap is 1e+99: it must be a whole number"),
         (b" " * ((64 << 10) + 1), 413, "the body is longer than 65536 bytes"),
     ],

@@ -39,7 +39,7 @@ def test_an_engine_without_events() -> None:
 
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/events", "inproc://x", "tcp://*:0", "", None, 5])
 def test_what_cannot_be_reached_is_said(endpoint: Any) -> None:
-    with pytest.raises(SourcesError, match="is no tcp://HOST:PORT"):
+    with pytest.raises(SourcesError, match="is not tcp://HOST:PORT"):
         read({"0": TOLD | {"endpoint": endpoint}})
 
 

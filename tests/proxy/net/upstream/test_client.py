@@ -105,7 +105,7 @@ def test_token_ids_of_a_text() -> None:
     [b"", b"[]", b"7", b"{}", b'{"tokens":null}', b'{"tokens":["a"]}', b'{"tokens":[-1]}'],
 )
 def test_an_answer_without_token_ids_is_a_failure(body: bytes) -> None:
-    with pytest.raises(UpstreamFailure, match="/tokenize answers no token ids"):
+    with pytest.raises(UpstreamFailure, match="/tokenize gives no token ids"):
         read_token_ids(body)
 
 
