@@ -67,7 +67,7 @@ class Check:
 
     `as_placed` compares TTFT with a model that gets the run's own placements and sending times, so
     its deviation is the engine model's. A larger deviation in `times` is due to other decisions.
-    `lag`: how late the client sent, in real seconds; a large lag means that the machine was too
+    `lag`: how late the client sent, in real seconds. A large lag means that the machine was too
     busy, so engines and proxy were late as well.
     """
 

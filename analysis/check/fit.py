@@ -95,7 +95,7 @@ class Fit:
     """Constants in seconds of the log, and the names of those that have an effect in this run.
 
     `spread` is the standard deviation of log(model / measured) by kind of time, estimated from the
-    median; `runs` counts the runs of the model that the fit took.
+    median. `runs` counts the runs of the model that the fit took.
     """
 
     constants: Constants

@@ -179,7 +179,7 @@ def _served(row: VirtualRow, slo: Slo) -> Served:
 def figures(rows: Sequence[Served]) -> dict[str, Any]:
     """Compute a run's figures; times in seconds.
 
-    A failed request is infinitely late in TTFT and E2E, which is None here; `ttft_ok_s` is of the
+    A failed request is infinitely late in TTFT and E2E, which is None here. `ttft_ok_s` is of the
     requests that succeeded, as the founding text reports it. `heavy_reasons`: the reasons of the
     HEAVY requests that were computed where they decode, with their numbers.
     """

@@ -1,7 +1,7 @@
 """One run of the league: one row of figures for a policy, a load, a seed and a fleet.
 
 Figures cover the requests due after the first quarter of the horizon, a set that depends on no
-policy; failures, makespan, offloads and bytes cover all. A failed request counts as infinitely late
+policy. Failures, makespan, offloads and bytes cover all. A failed request counts as infinitely late
 in every percentile and mean (null in JSON). Goodput: the share of requests with TTFT within 2 s
 plus 0.1 ms per new token, new to an infinite cache of the session, and TPOT within 50 ms.
 `hit_ratio`: share of the answered prompts' tokens that no engine computed. `hit_error_ratio`: mean

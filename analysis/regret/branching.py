@@ -2,7 +2,7 @@
 
 A branch is a forked process. The run's state is spread over router, engines, heap and the rule
 under test. Some of it is keyed by object identity (reservations by their lease) or held in closures
-and iterators. A copy by pickle or deepcopy would differ; a fork has the same memory at the same
+and iterators. A copy by pickle or deepcopy would differ. A fork has the same memory at the same
 addresses, takes some milliseconds, and copies only pages that change. The child continues from the
 middle of the decision to its end, writes the outcome into a pipe and exits. The parent waits for
 it, so that a run never has more than one branch, and none outlives the run. Needs a Unix.

@@ -105,8 +105,8 @@ class RegretTask:
 
     `repeats`: how often a watched run is repeated with noise.
 
-    `horizon_s`: length of a branch, virtual seconds; `futures`: how many resampled futures a branch
-    has; 1 is the real one; `offloads`: whether actions with a P are tried.
+    `horizon_s`: length of a branch, virtual seconds. `futures`: how many resampled futures a branch
+    has. 1 is the real one. `offloads`: whether actions with a P are tried.
     """
 
     policy: str

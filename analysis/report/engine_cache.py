@@ -1,6 +1,6 @@
 """Hits of the engines' own prefix caches during a run, by their counters before and after.
 
-Ratios are per prompt token looked up. The local cache looks up all of a prompt; a KV connector
+Ratios are per prompt token looked up. The local cache looks up all of a prompt. A KV connector
 looks up the rest, or all of it if the local cache is off. The prompt of an offload is looked up on
 P and on D. A ratio is None where an engine does not count what it is made of.
 """

@@ -77,7 +77,7 @@ def always_remote(scene: PlacementView, d: Candidate, p: Candidate) -> bool:
 class AibrixCombined:
     """AIBrix pd routing on combined pods: both legs unless a combined pod drains fast.
 
-    A pod's drain score is its queue over its requests finished per second in the last minute; one
+    A pod's drain score is its queue over its requests finished per second in the last minute. One
     below 0.25 is picked whole when some pod is above 1.0. Otherwise P is the lowest of missed
     prefix (10 points per load unit) plus relative load, D the least loaded.
     """

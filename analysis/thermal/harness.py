@@ -2,7 +2,7 @@
 
 Its run has 180 seconds, of which 81 are a burst. Batch, request rate and KV make a pressure, and
 the pressure a temperature; a batch is its cap at once. Its rows (RECORDED) are those that it prints
-with seed 7; both rows computed here are the same, so plant, load and rule are its own.
+with seed 7. Both rows computed here are the same, so plant, load and rule are its own.
 
 From 85 degrees on it counts a second as hot. In the burst the pressure is at its greatest whatever
 the batch is, so that no control of the batch alone has less than the burst's seconds above it.

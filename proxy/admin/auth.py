@@ -1,8 +1,8 @@
 """Access to admin paths: the token, cross-origin requests, the limit on bodies, the audit line.
 
 A web page may have its visitor's browser send requests to any address. Some are sent as they are,
-without a question first; and a page whose own name leads to the proxy by now (DNS rebinding) reads
-the answers too. So where no token is needed a request names the proxy as no foreign page can.
+without a preflight. A page whose own name now leads to the proxy (DNS rebinding) reads the answers
+too. So where no token is needed a request names the proxy as no foreign page can.
 """
 
 from __future__ import annotations

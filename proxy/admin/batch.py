@@ -1,6 +1,6 @@
 """POST, GET and DELETE /v1/admin/batch: operators' caps on hot instances, and evictions.
 
-Request and answer are those of the founding document on thermal batching; added are `instance`,
+Request and answer are those of the founding document on thermal batching. Added are `instance`,
 `ttl_s`, `reason`, `if_version`, three policies, and in the answer `decision_id`, `version`, `state`
 and `plan`. The paths are on the admin listener only, and only with `--enable-admin-api`.
 """

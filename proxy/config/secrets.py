@@ -17,7 +17,7 @@ _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _LINE = re.compile(r"[\x20-\x7e]+")
 KEY_CHARS = 16
-"""A key of fewer characters can be guessed, or may be what is left of one that was cut; a
+"""A key of fewer characters can be guessed, or may be what is left of one that was cut. A
 fingerprint shows the first four characters of any other."""
 
 

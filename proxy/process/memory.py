@@ -107,7 +107,7 @@ def give_back() -> None:
     """Return all free memory of the heap to the kernel, if glibc can.
 
     No thread can allocate meanwhile, for some 0.1 ms per MB. So the free memory at the heap's end,
-    which is most of a burst's, is returned in steps; free memory between blocks is returned at
+    which is most of a burst's, is returned in steps. Free memory between blocks is returned at
     once. The next giant prompt has to fault every page in again.
     """
     with suppress(OSError, AttributeError):

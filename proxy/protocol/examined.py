@@ -166,8 +166,8 @@ def _examined(task: Task, parsed: dict[str, Any], most_values: int) -> Examined 
 def _as_engines_parse(raw: bytes, why: str) -> Any:
     """Parse what orjson refuses and Python's json takes, with which engines parse.
 
-    That is half of a surrogate pair, as an agent leaves it that cuts a text within an emoji; a byte
-    order mark; NaN, infinities, numbers beyond a float. Else `Unfit` with orjson's words, `why`.
+    Examples: half of a surrogate pair, from an agent that cuts a text within an emoji; a byte order
+    mark; NaN, infinities, numbers beyond a float. Else `Unfit` with orjson's words, `why`.
     """
     try:
         text = raw.decode("utf-8-sig", "surrogatepass")

@@ -72,8 +72,8 @@ class UntilClose:
 class Chunked:
     """A chunked body, which may be cut anywhere. Raises FramingError if it is not chunked.
 
-    `is_whole`: the last piece was whole chunks, none of them the last one; `is_done` after the
-    empty line behind the last chunk, which ends at `end` of that piece.
+    `is_whole`: the last piece was whole chunks, none of them the last one. `is_done`: the empty
+    line after the last chunk has come; it ends at `end` of that piece.
     """
 
     __slots__ = ("_left", "_line", "_state", "end", "is_done", "is_whole")

@@ -26,7 +26,7 @@ from proxy.state.detached import DetachedTasks
 from proxy.state.uploads import Uploads
 
 EXAMINE_S = 30.0
-"""Longest time for one body, which takes half a second of CPU time at most; the process, which runs
+"""Longest time for one body, which takes half a second of CPU time at most. The process, which runs
 when nobody else does, is then replaced.
 """
 STEP_BYTES = 1 << 18

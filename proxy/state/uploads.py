@@ -1,7 +1,7 @@
 """Incoming bodies, on the event loop: they wait for room, and the largest pays.
 
 `core/admission/upload_room.py` decides. A body is here from the moment at which its request is
-served until it is read, unpacked and examined; what waits behind that is the queue's.
+served until it is read, unpacked and examined. What waits behind that is the queue's.
 """
 
 from __future__ import annotations

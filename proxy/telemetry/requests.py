@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 class RequestTelemetry:
     """Counts and logs the steps of a request, in the metrics and the request log.
 
-    `decisions`: the records of the last placed requests, the newest last; `refused`: those of the
-    last refused ones; `logs`: those that get a line for each request.
+    `decisions`: the records of the last placed requests, the newest last. `refused`: those of the
+    last refused ones. `logs`: those that get a line for each request.
     """
 
     __slots__ = (

@@ -1,6 +1,6 @@
 """A pure model of one vLLM engine, driven by the times that its methods are given.
 
-This module decides when a step ends and what follows for each request and transfer; `scheduler`
+This module decides when a step ends and what follows for each request and transfer. `scheduler`
 decides what a step contains, `costs` how long it takes. There is no asyncio, text, socket or clock
 in it, so that one model serves behind HTTP in scaled real time and in virtual time.
 

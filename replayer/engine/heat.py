@@ -176,7 +176,7 @@ class HarnessPlant:
     """The harness's temperature: it follows a pressure, there are no watts in it.
 
     `watts` is the founding document's 3.2 W per sequence over an idle draw, so that what reads
-    watts has something to read; the temperature does not depend on it.
+    watts has something to read. The temperature does not depend on it.
     """
 
     def __init__(

@@ -39,8 +39,8 @@ class Holding:
 class CacheChange:
     """Blocks that became addressable, or that were evicted.
 
-    `owner`: the request that computed them, None for an eviction; `start`: the place of the first
-    of `values` among its blocks; `new`: those that were not addressable before.
+    `owner`: the request that computed them, None for an eviction. `start`: the place of the first
+    of `values` among its blocks. `new`: those that were not addressable before.
     """
 
     values: Sequence[int]
@@ -55,7 +55,7 @@ class BlockPool:
     Hundreds of blocks of a prompt change at once and mostly in the same way, hence bulk operations.
     `_refs` maps a cached block to the number of its holders, or, if idle, to minus the number of
     the release that made it idle. `_released` lists the blocks that each release left idle, in
-    order of eviction; an entry is valid while `_refs` still has that release's number for the
+    order of eviction. An entry is valid while `_refs` still has that release's number for the
     block.
     """
 

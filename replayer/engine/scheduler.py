@@ -4,7 +4,7 @@ The rules are those of vLLM's V1 scheduler. Running requests come first, in orde
 token for each that decodes, then unfinished prefills with the rest of the budget. When blocks run
 out, the request admitted last loses all its blocks and queues at the head (recompute is the only
 form of preemption). Waiting requests follow in order of arrival, each only when its whole known
-text fits; no request overtakes a head of the queue that does not fit. A prefix hit is whole blocks
+text fits. No request overtakes a head of the queue that does not fit. A prefix hit is whole blocks
 and never the full prompt: at least one token is computed, since only that yields the next one.
 """
 

@@ -5,7 +5,7 @@ longer one the first six bytes are, and then every three bytes. So prose, code a
 five bytes per token with their white space, as with common vocabularies (tests measure 4.1 to 4.7
 in this project's own files). Text without spaces, such as hexadecimal digits or Chinese, has three.
 Role markers and roles are one token each. Generated words come from a fixed vocabulary of 1,024
-two-syllable words with the ids 0..1023; any other token has an id from its hash, and cannot be
+two-syllable words with the ids 0..1023. Any other token has an id from its hash, and cannot be
 detokenised.
 
 The next token is a pure function of all tokens before it, as in greedy decoding. So a prompt's

@@ -32,7 +32,7 @@ Serves = Callable[[int, int], bool]
 class TraceTurn:
     """One request of a unit. `blocks`: an id per full block; the first `shared` are common.
 
-    `new_tokens`: those that an infinite cache of the unit and of common blocks would not have;
+    `new_tokens`: those that an infinite cache of the unit and of common blocks would not have.
     `wait_for` holds positions within the unit, `offset_s` counts from the unit's start.
     """
 

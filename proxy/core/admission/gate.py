@@ -2,17 +2,17 @@
 
 Three opt-in checks per instance, combined by OR: ongoing prefill tokens, the same as a multiple of
 a step's token budget, and KV blocks in use. A value equal to its threshold is free. The block check
-compares two signals with the limit, this proxy's own count and the engine's last report; the
+compares two signals with the limit, this proxy's own count and the engine's last report. The
 instance is busy while either of them is over. The semantics are those of NVIDIA Dynamo's request
 rejection, so operators' thresholds carry over.
 
 Thresholds are those of one data-parallel rank, and an instance is busy only while all its ranks
-are. An engine reports the KV usage of each rank, so that of the rank with the most room decides; a
+are. An engine reports the KV usage of each rank, so that of the rank with the most room decides. A
 rank that reports none is free. The engine chooses the rank of a prompt, so the proxy counts over
 all ranks. All ranks can only be over their limit while the sum is over as many limits.
 
 A limit that is not set for a model is that of its base model (for a LoRA adapter), else that of
-`*`; their later changes apply too. Names of models are compared without regard to case.
+`*`. Their later changes apply too. Names of models are compared without regard to case.
 
 A hot instance is busy while it has as many requests in flight as thermal control allows; it then
 takes no role at all. One that control drains takes none, unless there is no other.

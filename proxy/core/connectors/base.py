@@ -39,7 +39,7 @@ DROP_ON_PREFILL = frozenset(
 class Edits:
     """Top-level fields of a body to set (JSON values) and to remove.
 
-    `cached_ratio`: share of the prompt that P had cached, if these edits come from P's answer;
+    `cached_ratio`: share of the prompt that P had cached, if these edits come from P's answer.
     `request_id`: the X-Request-Id that the leg must have, if the connector needs one.
     """
 

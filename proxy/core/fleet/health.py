@@ -14,16 +14,16 @@ Only if no server listens is it `is_gone`: its KV is lost, and a new incarnation
 
 A late probe proves nothing against an instance that answers requests. A saturated API server is
 late for all probes, and its load would move to the next one. So where an answer, or a piece of one,
-has come since the probe began, it does not count; and an answer ends a count of late probes.
-Refused probes and bad answers count all the same.
+has come since the probe began, it does not count. An answer ends a count of late probes. Refused
+probes and bad answers count all the same.
 
-Busy answers and clients' errors are not failures; a caller counts an instance once per request of a
+Busy answers and clients' errors are not failures. A caller counts an instance once per request of a
 client, so that no single one can open a breaker. A server error is a doubt at first, since the
-request itself may cause it wherever it runs; it is a failure once another instance has served that
+request itself may cause it wherever it runs. It is a failure once another instance has served that
 request. `DOUBTS` in a row that nobody has judged make a trial due, which decides: clients' requests
 alone cannot eject an instance that works. So it is with hollow answers, whatever their status
 (core.fleet.hollow). Hysteresis: of three changes in a row the last is `CALM_S` after the first, so
-that a flapping probe moves nothing; only `is_gone` is set at once.
+that a flapping probe moves nothing. Only `is_gone` is set at once.
 
 Answers that have begun go on where an instance is ejected, as it may only be slow. Once it is out
 and `CERTAIN` probes in a row have failed they are ended, unless a piece of one has come within

@@ -7,7 +7,7 @@ by time prefers it: a quick failure would be rewarded.
 
 A refusal may be right, and a client could have any number of them. So an instance is held against
 its peers: a hollow answer counts where another instance has served the same request. It is asked
-about refusals after `REFUSALS` in a row with nothing served in between; after `FEW` where several
+about refusals after `REFUSALS` in a row with nothing served in between. `FEW` are enough if several
 clients got them, or peers have served requests meanwhile. What a client has a part of, nobody else
 can be asked about. Such an answer counts by itself, as what a request says causes no such end.
 

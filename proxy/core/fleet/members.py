@@ -23,8 +23,8 @@ from proxy.core.types import Instance
 START_RATIO = 0.1
 """Part of the placements open to an instance that has just returned; it grows linearly to all."""
 SURE_RATIO: Final = 0.75
-"""An estimated prompt surely fits in this part of a context, as estimates err; and one that is not
-beyond a context divided by it may fit."""
+"""An estimated prompt surely fits in this part of a context, as estimates err. A prompt up to a
+context divided by it may fit."""
 
 
 SAME_START_S: Final = 1.0

@@ -1,7 +1,7 @@
 """Output tokens of a stream: the engine's count, if it agrees with the events.
 
 Mostly an event is a token. It is more of them with speculative decoding, or where a slow client has
-steps joined; the fleet's ratio says how many, the median of the instances' own. Who counts more
+steps joined. The fleet's ratio says how many, the median of the instances' own. Who counts more
 than that would seem to decode faster than the others, and draw their traffic.
 """
 

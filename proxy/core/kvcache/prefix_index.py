@@ -17,7 +17,7 @@ last used at one age are always one run. So the order of eviction is kept per ru
 few steps and some copying in C, however long the prompt is.
 
 An engine caches its answers too. Their hashes come with the next turn, which has them in its
-prompt; until then numbers stand for them at the end of the prompt's run, in no mask.
+prompt. Until then numbers stand for them at the end of the prompt's run, in no mask.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.types import RequestFacts
 
 JOIN_TOKENS: Final = 16_384
-"""From this length on a sibling's computation is worth waiting for; a shorter prefix is cheaper
+"""From this length on a sibling's computation is worth waiting for. A shorter prefix is cheaper
 computed twice than all its sessions in one place (seen in the league)."""
 SLACK_BLOCKS: Final = 2
 SLACK_RATIO: Final = 0.1

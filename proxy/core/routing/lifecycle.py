@@ -1,8 +1,8 @@
 """Effects of a route's steps: they reserve, release and teach time on instances and KV blocks.
 
 The router tells each step with its time. `LatencyTracker` keeps the model of time in step: a
-prefill is timed from the end of the one before it; a step time counts only over
-a whole answer. `BlockUses` keeps the use of the prompt's blocks.
+prefill is timed from the end of the one before it. A step time counts only over a whole answer.
+`BlockUses` keeps the use of the prompt's blocks.
 
 A route holds the times and the cache that it has begun with (`Route.times`, `Route.use`), which are
 parts of one incarnation's state. An instance that went down in between has lost everything, and one

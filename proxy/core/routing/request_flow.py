@@ -24,7 +24,7 @@ fetch until it has begun (LEFT).
 
 A stream whose instance fails or drains migrates, after the tokens that its client has (MOVING), as
 often as `LegCaps.moves` allows. One that is to be left stands still for `MOVE_STOP_S` at most, else
-it stays; where its prompt takes longer elsewhere, it runs on until it is computed there.
+it stays. Where its prompt takes longer elsewhere, it runs on until it is computed there.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _is_refusal(hollow: LegFailure) -> bool:
 class RequestFlow:
     """One request from its placement to its end.
 
-    `streams`: the client asked for a stream; an answer in one piece comes when it is whole, so no
+    `streams`: the client asked for a stream. An answer in one piece comes when it is whole, so no
     limit on the first event fits it. `budget` bounds repetitions over all requests. `before`: the
     flow of the same request that has ended where it `may_wait`, and has waited since.
     """

@@ -86,7 +86,7 @@ class Controller:
     """One instance's controller. `tick` is called at each round of readings, about once a second.
 
     The shell writes the limits that `tick` returns while `is_due` and then says `actuator_worked()`
-    or `actuator_failed(now_s)`; where limits are only the proxy's own there is nothing to fail.
+    or `actuator_failed(now_s)`. Where limits are only the proxy's own there is nothing to fail.
     """
 
     def __init__(self, options: ThermalOptions, policy: OperatorPolicy | None = None) -> None:

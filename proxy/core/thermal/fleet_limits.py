@@ -1,7 +1,7 @@
 """The limits of hot instances, by name, for gate, fleet and placement.
 
-Heat belongs to an address rather than to a process, so limits outlive a restart of the instance;
-they end when control says so, or with the instance's removal.
+Heat belongs to an address rather than to a process, so limits outlive a restart of the instance.
+They end when control says so, or with the instance's removal.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class ThermalOptions:
     over `ewma_s` and looked ahead by `lead_s` with its slope over `slope_window_s`. After `stale_s`
     without a reading nothing is increased, after `safe_after_s` more the cap is `safe_cap`. Two
     changes of a cap are `dwell_s` apart, an increase is `cooldown_s` after any change, and in
-    `budget_window_s` there are at most `budget_changes`; none of this binds an emergency.
+    `budget_window_s` there are at most `budget_changes`. None of this binds an emergency.
 
     `law` makes the cap, of `min_cap` to `max_running`. `k_p`: requests per degree of law `p`. The
     founding document has 0.5 in its plugin ("1 sequence per 2 degrees") and 0.1 in its text on

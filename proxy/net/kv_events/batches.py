@@ -1,7 +1,7 @@
 """vLLM's batches of KV events: MessagePack to the core's values.
 
 A batch is `[time, events, rank]`. An event is an object with a `type`, or in vLLM before 0.26 an
-array that begins with it; what has its default is left out. A block's name is a number of 64 bits,
+array that begins with it. What has its default is left out. A block's name is a number of 64 bits,
 or a whole digest, of which those 64 bits are the end (`VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES`).
 Fields that are not known here are ignored, and an event of an unknown type is counted. Source:
 vllm/distributed/kv_events.py of vLLM 0.11 to 0.33.

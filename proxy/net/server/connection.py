@@ -47,7 +47,7 @@ QUEUED_MAX = 8
 would stop reading and not see the client leave."""
 LONG_READ_BYTES, LONG_READS = 131072, 3
 """After this many reads of this length the other connections get a turn. libuv reads up to 32 times
-in a row; a turn after each read cost 2 % more for 400 kB. Behind a request's first read its handler
+in a row. A turn after each read cost 2 % more for 400 kB. Behind a request's first read its handler
 has a turn: it decides whether there is room for more."""
 LIMITS: dict[str, Any] = {"max_line_size": 8190, "max_field_size": 8190, "max_headers": 100}
 _HOSTS: Memo[str, bool] = Memo(256)

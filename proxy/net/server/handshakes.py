@@ -26,8 +26,8 @@ GOODBYE_S = 2.0
 class Handshakes:
     """The TLS handshakes under way on one listener, oldest first.
 
-    `make_protocol` makes the protocol of a connection whose handshake is over; `room` is how many
-    may be under way; `on_failed` is called for each that is not finished.
+    `make_protocol` makes the protocol of a connection whose handshake is over. `room` is how many
+    may be under way. `on_failed` is called for each that is not finished.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 A request needs one descriptor for its client and one or two for instances. If clients could take
 all descriptors, no instance could be reached for the clients that are already connected. A client
 above the limit takes the place of the one that has been silent for longest since it connected.
-Where all have spoken, it gets a 503 from one of a few reserved places and is closed; if no place is
+Where all have spoken, it gets a 503 from one of a few reserved places and is closed. If no place is
 free, it is closed without an answer.
 """
 

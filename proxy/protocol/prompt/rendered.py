@@ -83,10 +83,10 @@ _UNTYPED: Final = ("image_url", "audio_url", "input_audio", "video_url")
 class Rendered:
     """The texts of a prompt, in the order in which the engine renders them.
 
-    `ends`: how many texts its first and last messages end with, of `count`; `before`: how many
-    come before the first one that is not the system's. `media`: what becomes no text, by
-    its kind and the number of texts before it; `texts` has its digest. Not `is_whole`: the body has
-    more than `most_values` values.
+    `ends`: how many texts its first and last messages end with, of `count`. `before`: how many come
+    before the first one that is not the system's. `media`: what becomes no text, by its kind and
+    the number of texts before it; `texts` has its digest. Not `is_whole`: the body has more than
+    `most_values` values.
     """
 
     __slots__ = ("_is_messages", "_left", "_reading", "before", "count", "ends", "media", "texts")

@@ -5,7 +5,7 @@ that. It never parses JSON: it finds the first content, counts events, and searc
 steps for errors and the end. Limits: counted events end in two newlines, as vLLM writes them. An
 error is kept up to `CARRY_BYTES`. Usage is found up to `TAIL_BYTES` before the end of its event.
 
-A stream has a piece every 20 ms; the cost is not the work on a piece but fetching the data that it
+A stream has a piece every 20 ms. The cost is not the work on a piece but fetching the data that it
 touches back into the CPU caches. So `FastPath` is one compiled object between an instance's
 connection and its client's. No other code of the proxy runs for a piece of only content. It knows
 neither connection; its owner passes in where bytes go.
