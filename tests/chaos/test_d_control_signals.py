@@ -247,7 +247,7 @@ async def test_f111_prompt_tokens_wrongly_counted(rig: Floor, factor: float) -> 
         assert doubted == {"calm": False, "i0": True, "i1": False, "i2": False}
         for i in range(10):
             await r.ask(words(330, f"more{i}"))
-        lines = [line for line in r.log.lines if "its usage is" in line]
+        lines = [line for line in r.log.lines if "its reported usage is" in line]
         assert len(lines) == 1
         assert "instance i0: its reported usage is ignored" in lines[0]
 

@@ -68,7 +68,7 @@ def written(tmp_path: Path, text: str) -> Path:
         ("target_celsius = 96", "target_celsius must be 30 to 95, not 96"),
         ("hysteresis_celsius = 1.9", "hysteresis_celsius must be 2 to 30"),
         ("law = 'bang'", "law must be one of p, aimd, pi, power"),
-        ("speed = 1", "'speed' is no option"),
+        ("speed = 1", "'speed' is not an option"),
         ("target_celsius = ", "thermal.toml: Invalid value"),
         ("policy = 'who'", "policy 'who' is not known; cache_proxy.thermal_policies: fails, gone"),
         ("policy = 7", "policy 7 is not known"),
