@@ -20,7 +20,7 @@ from replayer.virtual.load import LeftOut, Source, as_source
 
 REGIME = "closed"
 TURNS, OUTPUT_TOKENS, LONGEST_PROMPT_TOKENS = 12, 400, 200_000
-"""What is kept of a session: its first turns, each answer's first tokens; no longer prompts."""
+"""Kept parts of a session: its first turns, each answer's first tokens; no longer prompts."""
 KV_TOKENS = 262_144
 HORIZON_S = 150.0
 """In the place of a load's horizon, for engines that join during it; most runs take longer."""

@@ -43,7 +43,7 @@ DECODE_TPS = 25_000.0
 SCALE_SEED = 7919
 USUAL_HORIZON_S, LEAST_HORIZON_S = 900.0, 30.0
 MOST_REQUESTS = 32_000
-"""A horizon that is not given is cut so that a run has no more."""
+"""A default horizon is cut so that a run has at most so many requests."""
 ALONE_TPOT_S = 0.015
 WHOLE_UNITS = 8.0
 """A horizon is so many times as long as a session alone, as far as requests allow."""

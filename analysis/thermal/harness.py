@@ -59,7 +59,7 @@ RECORDED: tuple[dict[str, float], ...] = (
         "throughput_tps": 181,
     },
 )
-"""What the harness itself prints for its baseline and its control, version 0.2.1, 180 s, seed 7."""
+"""The harness's own output for its baseline and its control, version 0.2.1, 180 s, seed 7."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from proxy.telemetry.requests import DECISIONS_KEPT
 
 MODELS_TIMEOUT_S = 2.0
 STRAGGLER_S = 0.25
-"""How long the list of models waits for a further instance, once each known model is in it."""
+"""Wait of the list of models for a further instance, once each known model is in it."""
 _DIGITS = 9
 """Most digits of a number in a query: `int` refuses one of more than 4300."""
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"

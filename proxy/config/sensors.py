@@ -33,7 +33,7 @@ JSON_FIELDS = (
     *("celsius", "memory_celsius", "watts", "utilization_ratio", _SHARE),
     *("memory_used_bytes", "is_slowed"),
 )
-"""What a pointer into a JSON document may lead to."""
+"""Figures that a pointer into a JSON document may lead to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +149,9 @@ class SensorAt:
     url: str | None = None
     """Address to read over the network, None for a sensor of this machine."""
     fields: JsonFields = OWN_FIELDS
-    """Of a JSON document."""
+    """Pointers into a JSON document."""
     swing: Swing | None = None
-    """Of a simulated sensor."""
+    """Range of a simulated sensor."""
 
     @staticmethod
     def parse(kind: str, text: str, instance_host: str) -> SensorAt:

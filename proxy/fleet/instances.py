@@ -63,12 +63,12 @@ class Instances:
         self.connect_options = connect_options
         self.by_name: dict[str, Upstream] = {}
         self.specs: dict[str, InstanceSpec] = {}
-        """How each instance was given, with its sensors; bounded by the instances."""
+        """The entry of each instance, with its sensors; bounded by the instances."""
         self.reports: dict[str, EngineStats] = {}
         self.warnings: dict[str, dict[str, str]] = {}
-        """What an operator should know of an instance that serves, by its name and a topic."""
+        """Warnings on a serving instance, by its name and a topic."""
         self._cards: dict[str, dict[str, tuple[object, ...]]] = {}
-        """What each instance's list says of each model, as far as it is compared."""
+        """The compared members of each model's card, by instance."""
         self.probe_wanted, self.trial_wanted = asyncio.Event(), asyncio.Event()
         """Set where an instance was added, or is in doubt: a probe or trial is due at once."""
         self._on_replay, self._on_removed = on_replay, on_removed

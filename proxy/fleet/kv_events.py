@@ -33,19 +33,19 @@ from proxy.protocol.errors import DEFECTS, UpstreamFailure
 from proxy.protocol.prompt.facts import unit_hashes, unit_root
 
 LOOK_S = 0.5
-"""How often the instances are compared with those that are followed."""
+"""Interval of comparing the instances with the followed ones."""
 ASK_S = 30.0
-"""How often an engine is asked where its events are."""
+"""Interval of asking an engine for the address of its events."""
 CONNECT_S = 5.0
 """Longest time to connect to an engine's publisher, and to subscribe."""
 REPLAY_S = 10.0
 """Longest silence of a replay. A publisher looks for questions ten times a second."""
 SILENCE_S = 30.0
-"""After so long without a batch a replay shows whether one was missed."""
+"""Time without a batch after which a replay shows whether one was missed."""
 PAUSE_S, MOST_PAUSE_S = 0.1, 15.0
 """First and longest pause before the next attempt to connect."""
 FRESH_PAUSES = 10
-"""For so many first pauses an engine's answer holds for all of its ranks."""
+"""Number of first pauses for which an engine's answer holds for all of its ranks."""
 THREAD_BYTES = 1 << 14
 """A batch of this size is decoded by a thread, one at a time: it may take milliseconds."""
 SHARE, BURST_S = 0.2, 0.5
@@ -54,7 +54,7 @@ SHORT_S, LONG_COSTS = 0.005, 20
 """Decoding that takes longer costs so many times as much, since the decoder in C has the
 interpreter for all of it."""
 BLOCK_S, BYTE_S = 5e-6, 5e-9
-"""What a block that is taken in costs, and a byte that is read."""
+"""Cost of a received block, and of a byte read."""
 PARTIAL_BYTES = 16 << 20
 """Messages that are not complete have so much memory together."""
 MOST_UNKNOWN = 64

@@ -30,7 +30,7 @@ _MEANS = {
     404: "does its VLLM_PLUGINS name thermal?",
     501: "was it started with the scheduler class of vllm-thermal?",
 }
-"""What a status of the plugin most often means."""
+"""The usual cause of a status of the plugin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from pathlib import Path
 from proxy.protocol.examined import LENGTHS, examine_large, packed, unpacked_task
 
 NICER = 19
-"""It takes the time that others leave: on one CPU, streams have events 2 to 3 ms sooner at p99
-than with 5. Where nobody leaves any, it still has a fiftieth.
+"""It takes the CPU time that others leave: on one CPU, streams have events 2 to 3 ms sooner at p99
+than with 5. On a full CPU it still has a fiftieth.
 """
 
 

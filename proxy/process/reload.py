@@ -68,7 +68,7 @@ class Reloader:
         self.last: dict[str, object] | None = None
         """Result and time of the last reload, and its error; None before the first."""
         self.refused: str | None = None
-        """What the last reload said, where it was refused."""
+        """The error of the last reload, if it was refused."""
         path = state.options.settings.config
         self._file = None if path is None else _WatchedFile(path)
         if self._file is not None:

@@ -70,14 +70,14 @@ SMALL_BYTES, SMALL_COMMAS = 1 << 20, 1 << 14
 _UNCOUNTED_BYTES = 1 << 17
 """Up to here commas are not counted: were all of it strings of one letter, it took 4 ms."""
 _FREE_BYTES, _SMALL_BRACKETS = 4096, 1 << 13
-"""So many arrays and objects take 2 ms. Those in texts count as well, and source code has 4 to 12
-per KiB: with fewer allowed, prompts of 200 KiB would leave the event loop."""
+"""So many arrays and objects take 2 ms. Brackets in texts count too, and source code has 4 to 12
+per KiB. With fewer allowed, prompts of 200 KiB would leave the event loop."""
 _OPENING = (b"[", b"{")
 _is_nest = frozenset({dict, list}).__contains__
 PLUGINS = "vllm_xargs"
 """Arguments for an engine's plug-ins; vLLM takes `kv_transfer_params` from there too, as text."""
 _SALT = re.compile(r"[^@/\\\x00-\x1f\x7f\ud800-\udfff]{1,128}")
-"""What vLLM accepts as cache_salt; others crashed engines before 0.30 (CVE-2026-105756)."""
+"""The cache_salt that vLLM accepts; others crashed engines before 0.30 (CVE-2026-105756)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ _HINTS = (
     ("/openai/", "this is OpenAI's API below /v1, not Azure's"),
     ("/inference/", "token ids in and out are not for clients of a fleet"),
 )
-"""What to say of paths that begin like this."""
+"""Hints on paths that begin like this."""
 
 
 def endpoint_of(path: str) -> Endpoint:

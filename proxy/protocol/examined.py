@@ -59,7 +59,7 @@ _KEPT_CHARS: Final = 300
 _SLOW_BYTES: Final = 1 << 15
 """A longer body is parsed again in the other process only: full of numbers it takes 2 ms."""
 _INT_DIGITS: Final = 19
-"""So many, with a sign in front 18, fit into 64 bits."""
+"""Digits that fit into 64 bits, 18 with a sign."""
 _NAME_CHARS: Final = 40
 _PLUGINS_BYTES: Final = 1 << 16
 """Most bytes of plug-ins' arguments that are rewritten."""
@@ -122,7 +122,7 @@ class Examined:
 
 
 NO_OBJECT = Examined({}, NO_NAMES, PromptFacts("", 0, 0, [], offloadable=False), {}, [])
-"""Of a body that is not a JSON object: an upload, or none."""
+"""Result for a body that is not a JSON object: an upload, or none."""
 
 
 def examine(task: Task, most_values: int) -> Examined | Unfit | None:

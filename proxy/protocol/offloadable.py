@@ -144,7 +144,7 @@ TAKEN: dict[str, Callable[[Any], bool]] = {
     "truncate_prompt_tokens": _absent,
     "prompt_embeds": _absent,
 }
-"""What a request that two legs serve may have in these fields."""
+"""Values of these fields that two legs can serve."""
 LINKED = frozenset(
     {"min_tokens", "stream_options", "logprobs", "top_logprobs", "logprob_token_ids"}
 )

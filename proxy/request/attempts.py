@@ -155,7 +155,7 @@ class Attempts:
         self._key = b""
         """Header lines with the key that P was asked with."""
         self._edits: Edits | None = None
-        """What D needs to fetch the KV that P holds; None where there is none."""
+        """Edits for D to fetch the KV that P holds; None without any."""
 
     async def run(self, out: Outgoing) -> UpstreamResponse:
         """An instance's answer whose first event is good; raises the last UpstreamFailure."""

@@ -22,7 +22,8 @@ from proxy.state.detached import DetachedTasks
 RELEASE_S = 5.0
 _NO_MODEL = "cache-proxy-release"
 _REFUSED = frozenset({400, 404, 422})
-"""Of the request itself: an engine that wants another key, or later, has not looked at it."""
+"""Statuses about the request itself; an engine that refuses the key, or is busy, has not read
+it."""
 _HEADERS = b"Content-Type: application/json\r\nAccept: application/json\r\n"
 
 

@@ -44,7 +44,7 @@ EVENT_BYTES = 8 << 20
 """Longest event in bytes; an incomplete event is kept in memory until its end has come. A first
 event may repeat the prompt: the token ids of a million tokens are 7 MB."""
 COUNTED_BYTES = 1 << 16
-"""What is kept of an event beyond this counts among that of all streams."""
+"""Bytes kept of an event beyond this count in the total of all streams."""
 EVENTS_BYTES = 32 << 20
 """Most bytes of the incomplete events of all streams; beyond it the largest one of the instance
 that has most of them is cut."""
@@ -53,9 +53,9 @@ NO_EVENT_BYTES = 1 << 20
 _EVENT_STARTS = (b"data:", b"event:", b"id:", b":")
 LAST_CHUNK = b"0\r\n\r\n"
 GRACE_S = 1.0
-"""How long an instance may take from the end of its stream to the end of its answer."""
+"""Longest time of an instance from the end of its stream to the end of its answer."""
 LOOK_S = 0.05
-"""How often is looked in that time whether a slow client's socket has the stream's end."""
+"""Interval in that time of checks whether a slow client's socket has the stream's end."""
 
 
 class RelayState(IntEnum):
@@ -81,7 +81,7 @@ _STEPS: dict[RelayState, tuple[RelayState, ...]] = {
     _ENDED: (),
     _CUT: (),
 }
-"""What may follow which state."""
+"""The allowed next states of each state."""
 
 
 _LOST_WORDS = {

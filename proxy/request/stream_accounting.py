@@ -89,7 +89,8 @@ class Streaming:
         self._record, self._flow, self._route = record, flow, flow.route
         self._blame = blame
         self._instance = flow.route.decode.name
-        """Whose answer is passed on, also while the stream's route is another one already."""
+        """The instance whose answer is passed on, also while the stream's route is already
+        another."""
         self._moves = moves
         self._goes_to_its_end = False
         trail = moves.trail if moves is not None else None

@@ -30,7 +30,7 @@ class Served(Protocol):
     request_id: str
     route: Route | None
     facts: RequestFacts
-    """What it was placed by; set where it has a route."""
+    """The facts of its placement; set with its route."""
 
     @property
     def priority(self) -> int:

@@ -13,7 +13,7 @@ from proxy.net.timeouts import Clock
 MODEL_CHARS = 100
 """Most of a model's name that a line has."""
 LOOK_S = 0.5
-"""How often is looked: so long after the first refusal its line comes."""
+"""Interval of checks, and the delay of the line after the first refusal."""
 _log = logging.getLogger(__name__)
 
 

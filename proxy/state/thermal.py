@@ -116,7 +116,7 @@ class ThermalControl:
         self._clock, self._metrics = clock, metrics
         self.evictions = Evictions(router, control)
         self.waiting: Callable[[], int] = lambda: 0
-        """How many requests wait for a place."""
+        """Number of requests that wait for a place."""
         self._progress: dict[Served, _Progress] = {}
         self._states: dict[str, str] = {}
         self._throttle = Throttle()

@@ -23,7 +23,7 @@ MOST_BYTES = 32 << 20
 WAIT_S = 10.0
 """A body that has no room after this time is refused."""
 LOOK_S = 0.25
-"""How often is looked for bodies that have had their time, while others wait."""
+"""Interval of checks for bodies that have had their time, while others wait."""
 _FULL = "body: the buffer for bodies is full, and this one is the largest or slowest"
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ RATE_S = 1.0
 LEAST_STEP_S = 0.05
 """Shorter times are gathered: the plant is slow."""
 WEIGHTS_BYTES = 16 << 30
-"""What of a GPU's memory is not KV; an engine takes all of its KV cache when it starts."""
+"""Memory of a GPU without KV; an engine takes all of its KV cache when it starts."""
 WATTS_NOISE_RATIO = 0.002
 """Half of the range in which a power meter is wrong, so that it never says the same twice."""
 _MIB = 1 << 20

@@ -82,7 +82,7 @@ class BlockPool:
         self._listed = 0
         self.evicted_blocks = 0
         self.journal: list[CacheChange] | None = None
-        """What has changed, in order, for whoever empties it; None: nobody does."""
+        """The changes in order, for a reader that empties it; None without one."""
         self.releases = 0
         """Number of releases so far: a refused allocation stays refused until the next release."""
 

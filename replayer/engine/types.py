@@ -41,8 +41,8 @@ class EngineOptions:
     """Receivers read the sender's memory (NIXL) instead of asking it to send (Mooncake)."""
     warm_up_steps: int = 0
     warm_up_factor: float = 1.0
-    """So many of a fresh engine's steps that prefill take so many times as long: kernels are
-    compiled and tuned at their first use."""
+    """A fresh engine's first prefill steps take so many times as long: kernels are compiled and
+    tuned at their first use."""
 
     def __post_init__(self) -> None:
         """Refuse sizes with which a valid request could never run."""

@@ -14,9 +14,9 @@ from replayer.replay.run import Result
 
 RECENT = 64
 FIRST_IN_VAIN = 5
-"""So many answers that will not change end a run that has none ok."""
+"""Number of final answers, none of them ok, that end a run."""
 FIRST_FAILED = 20
-"""So many failures of any kind."""
+"""The same for failures of any kind."""
 MAY_PASS = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 NO_ANSWER = (ReplayOutcome.OK, ReplayOutcome.SKIPPED, ReplayOutcome.INTERRUPTED)
 

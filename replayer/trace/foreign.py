@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 HEAD_BYTES = 8192
-"""So much of a file tells what it is."""
+"""Bytes of a file that show its kind."""
 EXAMPLE = '{"timestamp":0,"input_length":1000,"output_length":100,"hash_ids":[1,2]}'
 SHOWN_FIELDS = 8
 SHOWN_CHARS = 40
@@ -24,7 +24,7 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("AIPerf's turns, which have no lengths in tokens", ("text",)),
     ("AIPerf's turns, which have no lengths in tokens", ("texts",)),
 )
-"""What a file is, and the names that are in it; the first whose names are all there counts."""
+"""Kinds of files, and the names in them; the first kind with all its names present counts."""
 
 
 def seen_in(head: bytes) -> str:

@@ -29,7 +29,7 @@ MOST_DEEP = 100
 """Objects and lists within each other; what is read is written again, in something deeper."""
 MOST_NAME_CHARS = 4096
 MOST_TOKENS = 1 << 24
-"""Of a prompt, of an output, and of a block: more than any model's context."""
+"""Most tokens of a prompt, of an output, and of a block: more than any model's context."""
 MOST_MS = 1e14
 """Three thousand years, and any date's Unix milliseconds."""
 MOST_COUNT = 1 << 53

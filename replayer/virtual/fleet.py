@@ -217,7 +217,7 @@ class VirtualFleet:
         self._gone: set[str] = set()
         """Engines that have died, until the proxy has them back."""
         self._unseen: set[str] = set()
-        """Those of them of whose successor no report has come yet."""
+        """Lost engines whose successor has not reported yet."""
         for loss in options.losses:
             self._at(loss.at_s, Kind.LOSS, loss.engine)
             self._at(loss.back_s, Kind.BACK, loss.engine)

@@ -125,7 +125,7 @@ class HeatedEngine:
         self.plant: Plant = sensors.plant
         self.controller = controller
         self.limits = COOL
-        """What was last written."""
+        """The limits last written."""
         self._engine = Engine(options.engine)
         self._engine_s = 0.0
         self._load = deque(make_load(options))

@@ -27,9 +27,9 @@ class EngineStats:
     looked_up_tokens: float | None = None
     """Prompt tokens that were looked up in a cache since the process started."""
     local_hit_tokens: float | None = None
-    """Those of them that were found in the engine's own prefix cache."""
+    """Looked-up tokens found in the engine's own prefix cache."""
     external_hit_tokens: float | None = None
-    """Those of them that came from a peer or a shared store."""
+    """Looked-up tokens that came from a peer or a shared store."""
     start_s: float | None = None
     """Start time of the engine's process, unix seconds."""
     is_asleep: bool | None = None

@@ -30,8 +30,7 @@ LEAST_WAIT_S = 0.05
 
 
 LAPSE_S = 5.0
-"""A client that has not come back so long after the time that it was told does not count as one
-that does."""
+"""A client that has not come back so long after its Retry-After counts as lost."""
 EARLY_S = 0.05
 """Clients wait at least as long as they were told, but for the clocks."""
 KEPT_GAIN = 0.1

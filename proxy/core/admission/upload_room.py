@@ -11,7 +11,7 @@ ends only for another owner's, where its own has half of all.
 from __future__ import annotations
 
 PATIENCE_S, STEP_BYTES = 0.5, 1 << 16
-"""A body that has brought less than the second in the first stands still."""
+"""A body with fewer bytes than the second in the time of the first stalls."""
 LEAST_RATE = 1 << 20
 """Bytes per second, behind PATIENCE_S."""
 LONG_WAIT_S = 2.0
@@ -19,7 +19,7 @@ _SOON_S = 0.1
 
 
 OVER = 1.25
-"""What bodies have brought unasked may exceed the limit by so much."""
+"""Factor by which unasked bytes of bodies may exceed the limit."""
 
 
 class Upload:

@@ -109,7 +109,7 @@ def prefill_edits(body: Mapping[str, Any], params: Mapping[str, Any] | None) -> 
 
 
 _FREED = frozenset({"stop", "abort", "error", "repetition", "content_filter"})
-"""How a leg may end so that P frees the KV at once."""
+"""Finish reasons of a leg after which P frees the KV at once."""
 
 
 def may_hold_kv(answer: Mapping[str, Any]) -> bool:

@@ -84,7 +84,7 @@ class Member:
     """Its list of models is to be read again. Reasons: an answer, perhaps worded by a client,
     denies a model that it serves; a client asked for an unlisted model; another process."""
     denied: str | None = None
-    """That model, until the list is read."""
+    """The denied model, until the list is read."""
     contradicts: bool = False
     """The list had that model all the same."""
     is_kv_known: bool = False
@@ -106,7 +106,7 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self._placements = self._next_incarnation = 0
         self.model_changes = 0
-        """How often it has changed which models are served."""
+        """Number of changes of the served models."""
         self._served: frozenset[str] = frozenset()
         self._knows_all_models = False
         self.uneven: frozenset[str] = frozenset()

@@ -17,8 +17,8 @@ EXTRA_EVENTS = 2
 ROLE_EVENTS = 6
 """More of them, at most: role, finish reason, comments."""
 HELD_BACK = 1.5
-"""Beyond this many times the fleet's ratio a parser held output back, as one of tool calls does, or
-the count is wrong: no time per token is known."""
+"""Above this many times the fleet's ratio a parser, as of tool calls, held output back, or the
+count is wrong. Then no time per token is known."""
 
 
 class OutputTokens:

@@ -26,14 +26,14 @@ is not a turn. Conversations grow, and compaction keeps their beginning."""
 LONGER: Final = 1.5
 """One that is longer than this times the last one is none of its turns either."""
 OTHERS_BELIEVED: Final = 3
-"""So many prompts in a row, each longer than the last, show that the session goes on in them,
-where no two of its prompts have ever begun alike."""
+"""Number of prompts in a row, each longer than the last, that continue a session whose prompts
+never begin alike."""
 MOST_BESIDE: Final = 8
 """Places beside a session's own, by its name; the oldest goes first."""
 MOST_ALIKE: Final = 8
 """Conversations that have the same prompt so far."""
 Evidence = str | int
-"""What shows a session to be one: a name that comes back, or the hash of a prompt that goes on."""
+"""Evidence of a session: a name that comes back, or the hash of a prompt that continues."""
 
 
 class Found:

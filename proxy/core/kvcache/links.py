@@ -16,7 +16,7 @@ from typing import Final
 MOST_TAILS: Final = 256
 """Ends of chains that are remembered until the requests behind them are over."""
 MOST_IDS_BYTES: Final = 8192
-"""Of token ids that are kept of the end of a chain, to compare an answer with: 2048 ids."""
+"""Bytes of token ids kept of the end of a chain, to compare an answer with: 2048 ids."""
 ID_BYTES: Final = 4
 
 

@@ -30,7 +30,7 @@ SLACK_RATIO: Final = 0.1
 """A shortfall within these is none: the index counts bytes, the engine tokens in blocks of its own,
 and text is not equally dense in tokens everywhere."""
 REPORTED_SLACK_RATIO: Final = 0.0025
-"""A size that is reported moves in blocks by more than this part."""
+"""A reported size moves in blocks by more than this part."""
 GROWTH: Final = 1.05
 """Growth of a learned size that unexpected hits show to be too small."""
 BELIEVED: Final = 2

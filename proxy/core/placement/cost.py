@@ -82,7 +82,7 @@ MISSED: Final = 0.7
 BUSY_MOST: Final = 0.95
 """The busy ratio is capped here: at 1 the predicted step would be infinitely long."""
 PREFILLERS: Final = 3
-"""Only this many P are considered, those with the lowest cost of computing."""
+"""Number of P considered: those with the lowest cost of computing."""
 Terms = tuple[float, float, float, float, float, float, float, float]
 """TTFT, harm, behind, decode, next, memory, heat and wait, as in `PricedOption`."""
 

@@ -21,7 +21,7 @@ from proxy.core.types import Instance, Reject, RequestFacts
 
 MINUTE_S, MOST_LEFT = 60.0, 4096
 BYTES_PER_TOKEN = 131_072
-"""Of KV, where the bandwidth of moves is kept: of an 8B model with 8 KV heads in 16 bits."""
+"""Bytes of KV per token, for the migration bandwidth: an 8B model with 8 KV heads in 16 bits."""
 FLEET_BYTES_PER_S = 20e9
 """The founding document's bound on what evictions move, over the whole fleet."""
 NO_BANDWIDTH = "the bandwidth of moves is used up"

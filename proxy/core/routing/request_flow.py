@@ -79,9 +79,9 @@ from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind, Fallback, Instance, Reject, RequestFacts, Unmoved
 
 REPEAT_LEAST_S = 1.0
-"""What a repeated attempt may take when the first ones have used up the time."""
+"""Time for a retry when the first attempts have used up the limit."""
 MOVE_STOP_S = 1.0
-"""How long the client of a stream that is moved without need may wait for the next instance."""
+"""Longest wait of a client for the next instance in a planned migration."""
 _LEAVES_KV = frozenset(
     {FailureKind.TIMEOUT, FailureKind.LATE, FailureKind.RESET, FailureKind.WENT_DOWN}
 )
@@ -90,7 +90,7 @@ _MAY_WAIT = frozenset({FailureKind.BUSY, FailureKind.TOO_LONG})
 """Failures after which there is an instance for the request, which may be busy."""
 SUCCESS = 200
 MAX_WAITS = 2
-"""How often a request that engines have refused as busy may wait in the queue."""
+"""Most waits in the queue of a request that engines refused as busy."""
 
 
 _LATE = frozenset({FailureKind.TIMEOUT, FailureKind.LATE})
@@ -220,7 +220,7 @@ class RequestFlow:
         self.retries: int = before.retries if before is not None else 0
         self.waits: int = before.waits + 1 if before is not None else 0
         self.moves = 0
-        """How many legs have begun to go on with the stream."""
+        """Number of legs that have continued the stream."""
         self.may_wait = False
         """Engines are busy and no attempt is left: it may wait for one as at first."""
         self._router, self._budget, self._facts, self._caps = router, budget, facts, caps
@@ -241,7 +241,7 @@ class RequestFlow:
         self._is_served = True
         """D's answer serves its client, for all that could be seen when it began."""
         self._answers = 0
-        """How many answers D had given to anybody when it was asked for one in one piece."""
+        """D's number of answers when it was asked for an answer in one piece."""
         self._is_repeating = False
         self._repeats_here = False
         self._has_hedge = False
@@ -251,7 +251,7 @@ class RequestFlow:
         self._old: Instance | None = None
         """Where the stream still runs, while it is to be moved from there."""
         self._warms = self._has_warmed = False
-        """It runs on there until the next one has computed what it had."""
+        """The stream continues there until the next instance has computed its tokens."""
         self._p = route.prefill
         """Also when the route has no P any more."""
         # A leg that ends without an answer in the second half of its time may have left KV.

@@ -17,7 +17,7 @@ from proxy.core.types import RequestFacts
 DOUBT_RATIO: Final = 1 / 7
 """The assumed error of live KV, as a part of a cache."""
 CERTAIN: Final = 7.0
-"""So many errors from 0 `_excess` is exact to a thousandth of one."""
+"""At so many errors from 0, `_excess` is exact to a thousandth of one."""
 
 
 class LiveSessionKv(SessionKv):

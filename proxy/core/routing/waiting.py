@@ -75,7 +75,7 @@ class Waiting:
         self._advice = RetryAdvice()
         self._ramps: dict[str, _Ramp] = {}
         self._model_changes = 0
-        """Of the fleet, as of the last look."""
+        """The fleet's count at the last look."""
 
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Like the router's `admit`, but behind the requests that wait in the same lane.

@@ -37,8 +37,8 @@ FAILURES = 2
 """Actuator errors in a row that make it DEGRADED."""
 FIRST_PROBE_S, MOST_PROBE_S = 1.0, 60.0
 STUCK_CELSIUS = 5.0
-"""A sensor that says the same while the power of its GPU changes by what is worth this much is not
-believed: the instance is STALE."""
+"""A sensor whose reading stays while its GPU's power changes by the worth of this much is not
+trusted: the instance is STALE."""
 
 
 class ThermalState(StrEnum):
@@ -96,13 +96,13 @@ class Controller:
         self.reason = ActionReason.STATE
         self.heat: Heat | None = None
         self.actions: dict[tuple[str, str], int] = {}
-        """How often each action was done for each reason; both are closed sets."""
+        """Number of actions by reason; both are closed sets."""
         self.oscillations = 0
-        """How often the cap's changes changed their direction."""
+        """Direction changes of the cap."""
         self.version = 0
         """Grows with each change of cap, target or override, for an operator's `if_version`."""
         self.mistake = ""
-        """What an operator's policy last raised."""
+        """The last exception of an operator's policy."""
         self.is_due = True
         self._group = GroupHeat(options)
         self._power = PowerLaw(options)

@@ -18,7 +18,7 @@ MOST_GPUS = 64
 MOST_SAMPLES = 256
 """Readings of one sensor that its slope is computed from; the oldest ones leave."""
 STUCK_S = 30.0
-"""A sensor that says one temperature for this time is compared with the power of its GPU."""
+"""A sensor with the same reading for this time is compared with the power of its GPU."""
 WATTS_S = 8.0
 """Watts are smoothed over this time: prompts come in bursts."""
 

@@ -134,7 +134,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 """The least and the greatest value of each number; the keys are the fields of ThermalOptions."""
 NAMES: dict[str, tuple[str, ...]] = {"law": LAW_NAMES, "victims": VICTIM_NAMES}
-"""What each option that is a word may be."""
+"""Allowed values of each option that is a word."""
 WHOLE = frozenset({"budget_changes", "min_cap", "max_running", "safe_cap"})
 """The options that are whole numbers."""
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from proxy.core.thermal.victims import Victim
 
 MISTAKES = (Exception,)
-"""What an operator's policy can raise: it is foreign code. The instance is then held by law `p`."""
+"""Exceptions of an operator's policy, which is foreign code. Law `p` then controls the instance."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ import math
 ATTENTION_S = 8.0
 """Power, running requests and KV are smoothed alike over this time, and so belong together."""
 SCALES = (1.0, 100.0, 400_000.0, 10_000.0)
-"""What one unit of each term is: 1, 100 requests, 400,000 tokens of KV, 10,000 tokens/s."""
+"""Unit of each term: 1, 100 requests, 400,000 tokens of KV, 10,000 tokens/s."""
 SPREADS = (200.0, 100.0, 100.0, 100.0)
-"""How far each term may be from where it begins, in watts per unit."""
+"""Initial uncertainty of each term, in watts per unit."""
 NOISE_WATTS = 10.0
-"""How far a board's reading is from the line."""
+"""Distance of a board's reading from the line."""
 FORGET = 0.998
 """Memory of the line: 500 readings."""
 MOST_SPREAD = 1000.0
@@ -43,8 +43,8 @@ PRIOR_CHANGE_RATIO = 0.2
 KEEP_PAIRS = 0.9
 """Memory of degrees per watt: ten changes."""
 OBSERVER_PER_S = 0.08
-"""How fast the observer takes over a temperature and an air that differ from its own: in some 12 s,
-or faster where the temperature itself is. Twice as fast it would follow the sensors' noise."""
+"""Speed at which the observer follows a different temperature and air: some 12 s, or faster if the
+temperature is. Twice as fast it would follow the sensors' noise."""
 _TERMS = 4
 
 

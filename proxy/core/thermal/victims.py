@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MOVE_BYTES_PER_S = 40e9
-"""What PCIe 5.0 x16 sustains by the founding document: 16 GB take 400 ms."""
+"""Bandwidth of PCIe 5.0 x16 by the founding document: 16 GB take 400 ms."""
 MOVE_FIXED_S = 0.03
-"""What a move takes beside its bytes: the hand-over between two engines."""
+"""Time of a migration beside its bytes: the hand-over between two engines."""
 APART_S = 60.0
 """A request is moved for heat once in this time."""
 MOST_MOVES = 2

@@ -21,7 +21,7 @@ ANSWER_S = 2.0
 COLDEST_C, HOTTEST_C = -40.0, 200.0
 MOST_W = 10_000.0
 MOST_BYTES = float(1 << 50)
-"""What is beyond these is not a reading: DCGM has 9223372036854775794 for a value that it lacks."""
+"""A value beyond these is not a reading: DCGM reports 9223372036854775794 for a missing value."""
 MIB = 1 << 20
 THERMAL_REASONS = 0x20 | 0x40
 """Bits of NVIDIA's reasons for a lower clock that mean heat: by software, by the hardware."""

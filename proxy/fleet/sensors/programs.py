@@ -20,7 +20,7 @@ from proxy.net.upstream.pool import ConnectOptions
 PROGRAM_S = 3.0
 """A program that takes longer is killed: a driver that hangs would hold it for ever."""
 KILL_S = 0.5
-"""How long a killed program may take to end."""
+"""Longest time for a killed program to end."""
 _NVIDIA_FIELDS = (
     *("index", "temperature.gpu", "temperature.memory", "power.draw", "utilization.gpu"),
     *("memory.used", "clocks_event_reasons.hw_thermal_slowdown"),

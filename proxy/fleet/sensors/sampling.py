@@ -18,7 +18,7 @@ from proxy.protocol.errors import DEFECTS
 from proxy.telemetry.log import Throttle
 
 LOOK_S = 0.5
-"""How often the instances are compared with those whose sensors are asked."""
+"""Interval of comparing the instances with those whose sensors are read."""
 LEAST_PAUSE_S = 0.05
 """Pause behind an answer that took longer than the interval."""
 _OLD = f"its readings have been the same, to the last digit, for {SHOWN_S:g} s"

@@ -20,7 +20,7 @@ EXPOSED = (
 )
 """Headers of answers that a page may read, beside those that any page may."""
 MAX_AGE_S = 3600
-"""How long a browser may remember a preflight's answer."""
+"""Time that a browser may cache a preflight's answer."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,4096}")
 _OFF = "cross-origin requests are refused (--cors-allowed-origins)"
 _NOT_AMONG = "the page's origin is not among --cors-allowed-origins"

@@ -44,7 +44,7 @@ _MEANS: Mapping[int, str] = {
     403: ": does it want a key (--instance-api-key)?",
     404: ": is this a vLLM server?",
 }
-"""What an instance's status on a probe most often means."""
+"""The usual cause of an instance's status on a probe."""
 _PLAIN: Mapping[int, str] = {}
 _JSON = b"Content-Type: application/json\r\n"
 OnSent = Callable[[UpstreamResponse], None]
@@ -81,7 +81,7 @@ class Upstream:
         self.bootstrap_fault: str | None = None
         """Why the bootstrap server told no engine id when it was asked last."""
         self.refuses_key = False
-        """It refused the proxy's own key when its models were asked for last."""
+        """It refused the proxy's own key at the last request for its models."""
         self.has_new_engine = False
         """Another engine id was seen than before; reset by the caller that acts on it."""
         self.routes: dict[str, tuple[int, bool]] = {}

@@ -18,14 +18,14 @@ KEY_STATUSES = frozenset({401, 403})
 ERROR_BODY_BYTES = 65536
 _NOT_MODIFIED, _NOT_FOUND = 304, 404
 _END_BYTES = 3
-"""Of the end of an event that was not whole when it was last looked at."""
+"""Bytes of the end of an incomplete event, kept for the next look."""
 TOO_LONG_STATUSES = frozenset({400, 413, 422})
 _TOO_LONG = re.compile(
     rb"context[ _](?:length|size|window)|max_model_len|maximum model length|input_tokens|"
     rb"prompt is too long",
     re.IGNORECASE,
 )
-"""What vLLM, SGLang, llama.cpp and others say of a prompt or an output that is too long."""
+"""Words of vLLM, SGLang, llama.cpp and others on a prompt or an output that is too long."""
 _ANSWERS = frozenset({501, 505})
 """Server errors that are answers: any other instance would give the same."""
 

@@ -48,7 +48,7 @@ THREADS_SESSION: Final = ("session-id", "session_id")
 _NAME_CHARS: Final = 128
 _HALVES: Final = re.compile(r"[\ud800-\udfff]")
 _USER_CHARS: Final = 1024
-"""Of a longer `user_id` nothing is read."""
+"""A longer `user_id` is ignored."""
 _OLD_USER: Final = re.compile(r"user_[0-9A-Za-z-]*_account_[0-9A-Za-z-]*_session_([\w-]{8,64})")
 _NEW_USER: Final = re.compile(r'"session_id"\s*:\s*"([^"\\]{1,128})"')
 InBody = tuple[str | None, str | None]

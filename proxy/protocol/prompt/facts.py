@@ -39,7 +39,8 @@ TAIL_MESSAGES: Final = 2
 results follow the end of the last turn. So many messages stand for it."""
 _SAID_BYTES: Final = 256
 _LEAST_SAID: Final = 192
-"""Of each of them its last bytes, of the first message its first; fewer of all are in many."""
+"""Bytes hashed at the end of each message, and at the start of the first one; fewer would be common
+to many."""
 _PROGRAM_CHARS: Final = 64
 MODEL_CHARS: Final = 256
 MOST_VALUES: Final = 1 << 18
@@ -50,7 +51,7 @@ _PROMPTS_MAX: Final = 1024
 """Most prompts of one request that vLLM takes (VLLM_MAX_COMPLETION_PROMPTS)."""
 _KEPT_MAX: Final = 1 << 40
 ID_BYTES: Final = 4
-"""Of a token id, like a token of text by the prior."""
+"""Bytes of a token id, like a token of text by the prior."""
 _UNIT_BYTES: Final = UNIT_TOKENS * ID_BYTES
 _WITH_IDS = {COMPLETIONS: "prompt", "/v1/embeddings": "input"}
 """The members that may have token ids in place of a text."""

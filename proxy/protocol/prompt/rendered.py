@@ -21,7 +21,7 @@ IDS: Final = "I"
 _INLINED = re.compile(r"data:([a-z]*)[^,\s]{0,128};base64,")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{32,}\r?\n)*[A-Za-z0-9+/_-]*={0,2}\s*")
 _DATA_CHARS: Final = 1024
-"""So long a text of these letters, in a member that the table does not know, is not text."""
+"""A string of so many of these letters, in a member that the table does not know, is not text."""
 _DATA: Final = ("data", "url", "file_data", "file_id", "image_url", "file")
 """Members that have an image's or a sound's data or address, in the order of trust."""
 _DEEPEST: Final = 3

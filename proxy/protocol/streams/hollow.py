@@ -25,7 +25,7 @@ _TOLD = re.compile(
     rb'"(?:finish_reason|stop_reason)"\s*:\s*["{]|"usage"\s*:\s*\{|'
     rb'"status"\s*:\s*"(?:completed|incomplete|queued|cancelled)"'
 )
-"""What a stream says of its end, however short it is."""
+"""The parts of a stream that report its end."""
 _CHOICES = b'"choices"'
 _NO_CHOICE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _HINTS = (*_BROKEN_HINTS, b"[DONE]")

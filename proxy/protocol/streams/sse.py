@@ -24,7 +24,7 @@ from proxy.protocol.streams.parse_cost import is_cheap
 
 TAIL_BYTES: Final = 4096
 LAST_BYTES: Final = 1024
-"""Of the end of an answer, in which its finish reason is looked for: each byte takes 5 ns."""
+"""Bytes of the end of an answer that are searched for its finish reason: each takes 5 ns."""
 MOST_USAGES: Final = 4
 """Most members `usage` of one event that are looked at, from its end."""
 CARRY_BYTES: Final = 65536
@@ -49,7 +49,7 @@ _ERROR_LINE = re.compile(
     rb'|data:\s*(?=\{\s*(?:"error"\s*:\s*[{"]|"type"\s*:\s*"(?:error|response\.failed)")))(\{[^\n]*)\n'
 )
 _BEHIND_USAGE = re.compile(rb'data:\s*(?:\[DONE\]|\{\s*"type"\s*:\s*"(?:message_stop|ping)"[^\n]*)')
-"""A line that may stand behind the event with the usage."""
+"""A line that may follow the event with the usage."""
 _FIRST_DATA = re.compile(rb'\ndata:\s*(\{(?!\s*"type"\s*:\s*"ping")[^\n]*)\n')
 # Both begin with a line end, put before what is searched: without a fixed beginning the search in
 # an event of 1 MB takes 16 ms, with one 0.1.
@@ -57,7 +57,7 @@ _LAST_EVENT = re.compile(rb"\ndata:\s*\[DONE\][^\n]*\n\r?\n")
 _BEGUN = re.compile(rb"\ndata:[ \t]*([{\[].*)\Z")
 _NAMES = "|".join(map(re.escape, END_NAMES)).encode()
 _NAME = rb'(?:event:\s*|data:\s*\{\s*"type"\s*:\s*")'
-"""What an event's name stands behind; the data has it too, and some servers tell it there only."""
+"""The text before an event's name; the data has it too, for some servers only there."""
 _LAST_NAMED = re.compile(rb"\n%b(?:error|%b)\b" % (_NAME, _NAMES))
 _END = re.compile(rb"\n(?:data:\s*\[DONE\]|%b(?:%b)\b)" % (_NAME, _NAMES))
 """Marks of a stream's end, each at the start of a line: a JSON string, which a model may write,

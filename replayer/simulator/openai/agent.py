@@ -21,7 +21,7 @@ _SHELL = re.compile(
 _COMMAND = ("command", "cmd", "commands", "script")
 """Names that clients give to what their shell is to run."""
 _REMINDER = re.compile(r"<(system-reminder|environment_context)>.*?</\1>", re.DOTALL)
-"""What a client puts beside the words of its user."""
+"""Text that a client adds to the words of its user."""
 
 
 @dataclass(frozen=True, slots=True)

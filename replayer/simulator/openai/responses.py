@@ -21,7 +21,7 @@ PREVIOUS = "previous_response_id"
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 """Types of items that call a tool, and their member with what the tool is given."""
 _PARTS = ("reasoning", "content", "tool_calls")
-"""What an assistant's message has, in this order."""
+"""Parts of an assistant's message, in this order."""
 _RESULTS = ("function_call_output", "custom_tool_call_output")
 _SAME_IN_CHAT = ("model", "stream", "tools", "cache_salt", "ignore_eos", "chat_template_kwargs")
 _REPEATED: dict[str, Any] = {
