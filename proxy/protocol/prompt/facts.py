@@ -39,8 +39,8 @@ TAIL_MESSAGES: Final = 2
 results follow the end of the last turn. So many messages stand for it."""
 _SAID_BYTES: Final = 256
 _LEAST_SAID: Final = 192
-"""Bytes hashed at the end of each message, and at the start of the first one; fewer would be common
-to many."""
+"""Bytes hashed at the end of each message and at the start of the first one, and their least sum:
+fewer are common to many."""
 _PROGRAM_CHARS: Final = 64
 MODEL_CHARS: Final = 256
 MOST_VALUES: Final = 1 << 18
