@@ -9,7 +9,7 @@ import asyncio
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from textwrap import dedent
 from typing import BinaryIO
 
@@ -126,7 +126,6 @@ class Routes:
         self,
         state: ProxyState,
         reloader: Reloader,
-        own_ports: Collection[int],
         large_bodies: LargeBodies,
         is_replaced: Callable[[], bool],
     ) -> None:
@@ -143,9 +142,8 @@ class Routes:
         self._fleet = FleetPaths(
             instances,
             options,
-            state.waiting,
+            state.members,
             state.telemetry.last,
-            own_ports,
             state.thermal,
         )
         self._thresholds = BusyThreshold(state.router, options, state.clock)
@@ -340,6 +338,7 @@ class Proxy:
         secure = tls.for_clients(settings)
         limit_bytes = settings.max_memory_bytes or cgroup_limit()
         state = self.state = ProxyState.start(settings, limit_bytes)
+        state.members.own_ports = self.own_ports
         self.reloader = Reloader(state, self._source, self._exchange)
         self._probes = Probes(state.instances, state.options)
         self._kv_events = KvEvents(state.instances, state.options)
@@ -348,7 +347,6 @@ class Proxy:
         routes = Routes(
             state,
             self.reloader,
-            self.own_ports,
             self._large_bodies,
             lambda: self._hot_restart.is_replacing,
         )
@@ -494,6 +492,7 @@ class Proxy:
         parts: dict[str, background.Runs] = {
             "detached": state.detached,
             "overload": state.overload,
+            "members": state.members,
             "probes": self._probes,
             "kv-events": self._kv_events,
             "sensors": self._sampling,

@@ -23,7 +23,8 @@ from proxy.core.routing.router import NO_INSTANCE_RETRY_S
 from proxy.core.thermal.fleet_control import HeatStatus
 from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.instances import Instances
-from proxy.net.addresses import ForbiddenAddressError, check
+from proxy.fleet.membership import OPERATORS, Membership, Verdict
+from proxy.net.addresses import ForbiddenAddressError
 from proxy.net.server import responses
 from proxy.net.server.responses import error_response, json_response, unavailable
 from proxy.net.upstream.client import LIST_BYTES, Upstream, context_lengths, model_cards
@@ -39,7 +40,6 @@ from proxy.protocol.prompt.facts import MODEL_CHARS
 from proxy.state.access import Access
 from proxy.state.in_flight import InFlight
 from proxy.state.overload import OverloadWatch
-from proxy.state.queue import WaitingRoom
 from proxy.state.thermal import ThermalControl
 from proxy.telemetry.metrics import Exposition
 from proxy.telemetry.record import RequestRecord
@@ -143,24 +143,21 @@ class HealthPaths:
 class FleetPaths:
     """/instances, /sessions and /decisions, for operators.
 
-    `own_ports`: the proxy's own ports, which must not be added as an instance; `thermal`: what
-    is known of their heat.
+    `thermal`: what is known of their heat.
     """
 
     def __init__(
         self,
         instances: Instances,
         options: OptionsInForce,
-        waiting: WaitingRoom,
+        members: Membership,
         last: Callable[[int], Sequence[RequestRecord]],
-        own_ports: Collection[int],
         thermal: ThermalControl,
     ) -> None:
         self._instances, self._router = instances, instances.router
         self._heat, self._gpus = thermal.control, thermal.gpus
         self._in_flight = thermal.in_flight
-        self._options, self._waiting = options, waiting
-        self._last, self._own_ports = last, own_ports
+        self._options, self._members, self._last = options, members, last
 
     async def instances(self, request: web.Request) -> web.Response:
         """Every instance with its load, health and last engine report."""
@@ -222,7 +219,7 @@ class FleetPaths:
 
         A draining instance of this name and address serves again.
         """
-        settings, instances = self._options.settings, self._instances
+        settings = self._options.settings
         body = await small_object(request, settings.body_timeout)
         text = body.get("instance")
         if not isinstance(text, str):
@@ -230,36 +227,12 @@ class FleetPaths:
         try:
             spec = InstanceSpec.parse(text)
             settings.check_instance(spec)
-        except ValueError as error:
+            verdict = (await self._members.admit(spec)).verdict
+        except (ValueError, ForbiddenAddressError) as error:
             return error_response(400, f"instance: {error}")
-        resolver = instances.connect_options.resolver
-        try:
-            await check(spec, settings.allow_cidr, settings.instances, self._own_ports, resolver)
-        except ForbiddenAddressError as error:
-            return error_response(400, f"instance: {error}")
-        fleet = self._router.fleet
-        member = fleet.get(spec.name)
-        bootstrap_url = None if member is None else member.instance.bootstrap_url
-        has_plugin = spec.thermal == "plugin"
-        is_same = spec.bootstrap_url in (None, bootstrap_url)
-        if (
-            member is not None
-            and member.is_draining
-            and member.instance.url == spec.url
-            and member.instance.has_thermal_plugin == has_plugin
-            and is_same
-        ):
-            member.is_draining = False
-            if spec.sensors:
-                instances.specs[spec.name] = spec
-            self._waiting.look_again()
-            return json_response(self._describe(spec.name))
-        known = [m.instance for m in fleet.members()]
-        if any(spec.name == i.name or spec.url == i.url for i in known):
+        if verdict is Verdict.REFUSED:
             return error_response(409, f"instance: {spec.name} is there already")
-        instances.add(spec, settings.connect_timeout)
-        _log.info("instance %s added: %s", spec.name, spec.url)
-        return json_response(self._describe(spec.name), 201)
+        return json_response(self._describe(spec.name), 201 if verdict is Verdict.NEW else 200)
 
     async def remove_instance(self, request: web.Request) -> web.Response:
         """Remove an instance at once, or with ?drain=true when its last request is over.
@@ -267,8 +240,7 @@ class FleetPaths:
         With &mode=migrate its streams migrate if they can.
         """
         name = request.match_info["name"]
-        member = self._router.fleet.get(name)
-        if member is None:
+        if self._router.fleet.get(name) is None:
             return error_response(404, f"instance: {name} is not known")
         drain, mode = request.query.get("drain", "false"), request.query.get("mode")
         if drain not in ("true", "false"):
@@ -279,12 +251,12 @@ class FleetPaths:
         if mode is not None and not self._options.settings.migration_limit:
             return error_response(400, "mode: migrate needs --migration-limit, 1 to 100")
         if drains:
-            member.is_draining = True
+            self._members.drain(OPERATORS, name)
             if mode is not None:
                 asked = self._in_flight.leave_instance(name)
                 _log.info("instance %s drains: %d streams migrate", name, asked)
             return json_response(self._describe(name), 202)
-        await self._instances.remove(name)
+        await self._members.remove(name)
         return json_response({"removed": name})
 
     async def end_session(self, request: web.Request) -> web.Response:

@@ -19,6 +19,7 @@ from proxy.core.fleet.health import State
 from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind
 from proxy.fleet.instances import Instances
+from proxy.fleet.membership import OPTIONS, Membership
 from proxy.fleet.probes import Job, Probes
 from proxy.fleet.sensors import registry
 from proxy.net import tls
@@ -66,8 +67,8 @@ async def check(settings: Settings) -> Report:
     level = log.level
     log.setLevel(logging.CRITICAL + 1)  # whatever the probes would log is in the report
     try:
-        for spec in settings.instances:
-            instances.add(spec, settings.connect_timeout)
+        options = OptionsInForce(settings)
+        Membership(instances, options, lambda: None).want(OPTIONS, settings.instances)
         return await _Look(instances, settings).report()
     finally:
         log.setLevel(level)

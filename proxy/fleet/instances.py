@@ -133,16 +133,6 @@ class Instances:
         urls += [url for spec in self.specs.values() for url in spec.urls]
         self.connect_options.resolver.keep({urlsplit(url).hostname or "" for url in urls})
 
-    def has_drained(self, name: str) -> bool:
-        """Whether a draining instance has no request left.
-
-        A stream that is being moved is charged elsewhere already, and may have to stay.
-        """
-        member, upstream = self.router.fleet.get(name), self.by_name.get(name)
-        if member is None or not member.is_draining:
-            return False
-        return self.router.ledger.load(name).is_idle and not (upstream and upstream.in_use)
-
     def observe_report(self, name: str, stats: EngineStats, mark: int | None = None) -> None:
         """Store an engine's report; `mark` is equal for equal reports, see ReportHistory."""
         if name in self.by_name:

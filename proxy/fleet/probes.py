@@ -158,10 +158,6 @@ class Probes:
     async def probe(self, upstream: Upstream) -> None:
         """GET /health; then read models and engine id, if they are unknown or due."""
         name, settings = upstream.instance.name, self._options.settings
-        if self._instances.has_drained(name):
-            _log.info("instance %s is removed: its last request is over", name)
-            await self._instances.remove(name)
-            return
         begun_s = self._clock.now_s()
         if (member := self._fleet.get(name)) is not None:
             member.health.probing(begun_s, settings.health_interval, random.random())

@@ -18,8 +18,7 @@ from pathlib import Path
 from proxy.config.in_force import router_config
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError, options
-from proxy.config.values import InstanceSpec
-from proxy.core.types import Instance
+from proxy.fleet.membership import OPTIONS, Answer, Verdict
 from proxy.net import tls
 from proxy.process import access_changes
 from proxy.state.access import bearer
@@ -36,16 +35,6 @@ class _Prepared:
     settings: Settings
     for_clients: ssl.SSLContext | None
     for_instances: ssl.SSLContext | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """The instances to add, to take back from draining, to describe anew, and to drain."""
-
-    new: list[InstanceSpec]
-    back: list[InstanceSpec]
-    other: list[InstanceSpec]
-    gone: list[str]
 
 
 class Reloader:
@@ -123,14 +112,14 @@ class Reloader:
         state = self._state
         try:
             ready = await asyncio.to_thread(self._prepare)
-            change = self._checked(ready.settings)
+            answers = self._checked(ready.settings)
         except (ConfigError, OSError) as error:
             self.refused = f"config not reloaded ({why}), the old one stays: {error}"
             _log.error("%s", self.refused)
             result = "refused"
         else:
             self.refused = None
-            result = await self._apply(ready, change, why)
+            result = await self._apply(ready, answers, why)
         state.metrics.reloads.labels(result).inc()
         self.last = {"result": result, "t": state.clock.wall_now()}
         if self.refused is not None:
@@ -143,8 +132,8 @@ class Reloader:
         settings = self._source()
         return _Prepared(settings, tls.for_clients(settings), instance_tls(settings))
 
-    def _checked(self, new: Settings) -> _Change:
-        """The changes of the instances; raises ConfigError if an option cannot change."""
+    def _checked(self, new: Settings) -> list[Answer]:
+        """What becomes of the instances; raises ConfigError if an option cannot change."""
         old = self._state.options.settings
         fixed = sorted(_changed(old, new) - RELOADABLE)
         if (old.tls_cert is None) != (new.tls_cert is None):
@@ -154,38 +143,21 @@ class Reloader:
                 f"{', '.join(fixed)} cannot change at run time: restart (hot: SIGUSR2)"
             )
         access_changes.refuse_opening(old, new)
-        return self._instances(old, new)
+        answers = self._state.members.judge(OPTIONS, new.instances)
+        if refused := _names(answers, Verdict.REFUSED):
+            raise ConfigError(
+                f"instances: {refused[0]} exists with another name, address or thermal part, "
+                "and may have requests; remove it first, then add it"
+            )
+        return answers
 
-    def _instances(self, old: Settings, new: Settings) -> _Change:
-        """Compare with the last options, not the fleet, so that operators' changes are kept."""
-        fleet = self._state.router.fleet
-        came = [spec for spec in new.instances if spec not in old.instances]
-        left = [spec for spec in old.instances if spec not in new.instances]
-        named, before = {s.name for s in new.instances}, {s.name: s for s in old.instances}
-        gone = [s.name for s in left if s.name not in named and fleet.get(s.name) is not None]
-        change = _Change([], [], [], gone)
-        for spec in came:
-            there = fleet.get(spec.name)
-            same_url = [m for m in fleet.members() if m.instance.url == spec.url]
-            if there is None and not same_url:
-                change.new.append(spec)
-            elif there is not None and _is_at(there.instance, spec, before.get(spec.name)):
-                # One that the old options had too drains because an operator wants it to.
-                (change.other if spec.name in before else change.back).append(spec)
-            else:
-                raise ConfigError(
-                    f"instances: {spec.name} exists with another name, address or thermal part, "
-                    "and may have requests; remove it first, then add it"
-                )
-        return change
-
-    async def _apply(self, ready: _Prepared, change: _Change, why: str) -> str:
+    async def _apply(self, ready: _Prepared, answers: list[Answer], why: str) -> str:
         state, new = self._state, ready.settings
         changed = sorted(_changed(state.options.settings, new))
         if access := access_changes.changes(state.options.settings, new):
             _log.warning("config reloaded (%s), access changes: %s", why, "; ".join(access))
         if changed:
-            self._switch(new, change)
+            self._switch(new)
         state.instances.connect_options.change(ready.for_instances, bearer(new.instance_api_key))
         if ready.for_clients is not None:
             try:
@@ -201,42 +173,25 @@ class Reloader:
             "config reloaded (%s): %s; instances added: %s, removed: %s",
             why,
             ", ".join(changed) or "certificates",
-            ", ".join(s.name for s in change.new) or "none",
-            ", ".join(change.gone) or "none",
+            ", ".join(_names(answers, Verdict.NEW)) or "none",
+            ", ".join(_names(answers, Verdict.DRAIN)) or "none",
         )
         return "applied"
 
-    def _switch(self, new: Settings, change: _Change) -> None:
+    def _switch(self, new: Settings) -> None:
         """Apply all changes without an await, so that no request sees only some of them."""
         state = self._state
         state.use(new)
-        fleet = state.router.fleet
-        for spec in change.new:
-            state.instances.add(spec, new.connect_timeout)
-        for spec in (*change.back, *change.other):
-            state.instances.specs[spec.name] = spec
-        back = [spec.name for spec in change.back]
-        for names, is_draining in ((back, False), (change.gone, True)):
-            for name in names:
-                if (member := fleet.get(name)) is not None:
-                    member.is_draining = is_draining
+        state.members.want(OPTIONS, new.instances)
         state.router.reconfigure(router_config(new))
+
+
+def _names(answers: list[Answer], verdict: Verdict) -> list[str]:
+    return [answer.name for answer in answers if answer.verdict is verdict]
 
 
 def _changed(old: Settings, new: Settings) -> set[str]:
     return {n for n in Settings.model_fields if getattr(old, n) != getattr(new, n)}
-
-
-def _is_at(instance: Instance, spec: InstanceSpec, before: InstanceSpec | None) -> bool:
-    """Whether an instance has the addresses of an option; `before`: what it was, None if new.
-
-    A bootstrap server that was found may be named, or not; one that was given may not be left out.
-    """
-    may_be_found = before is None or before.bootstrap_url is None
-    known = (instance.bootstrap_url, None) if may_be_found else (instance.bootstrap_url,)
-    has_plugin = spec.thermal == "plugin"
-    is_same = instance.url == spec.url and instance.has_thermal_plugin == has_plugin
-    return is_same and spec.bootstrap_url in known
 
 
 class _WatchedFile:

@@ -15,6 +15,7 @@ from proxy.core.thermal.fleet_control import FleetControl
 from proxy.core.thermal.victims import MoveBudget
 from proxy.fleet.gauges import FleetCollector
 from proxy.fleet.instances import Instances
+from proxy.fleet.membership import OPTIONS, Membership
 from proxy.fleet.sensors.readings import GpuCollector, GpuReadings
 from proxy.fleet.thermal_plugin import ThermalPlugins
 from proxy.net import tls
@@ -89,10 +90,9 @@ class ProxyState:
         if heat is not None:
             self.gpus.needed_every_s = TICK_S
         self.collector = FleetCollector(router, self.instances.reports, heat)
-        gpu_collector = GpuCollector(self.gpus, clock.now_s)
         self.exposition = Exposition(metrics.registry, clock, self.collector.at)
         metrics.registry.register(self.collector)
-        metrics.registry.register(gpu_collector)
+        metrics.registry.register(GpuCollector(self.gpus, clock.now_s))
         metrics.show_memory(self.memory)
         limits = QueueLimits(
             settings.max_queue, settings.max_queue_bytes, settings.max_queue_seconds
@@ -105,9 +105,9 @@ class ProxyState:
             self.instances.upstream, lambda: bearer(self.options.settings.thermal_token)
         )
         self.engine_caps = EngineCaps(self.thermal_plugins, router, control, clock)
+        self.members = Membership(self.instances, self.options, self.waiting.look_again)
         self.use(settings)
-        for spec in settings.instances:
-            self.instances.add(spec, settings.connect_timeout)
+        self.members.want(OPTIONS, settings.instances)
 
     @classmethod
     def start(cls, settings: Settings, limit_bytes: int | None = None) -> ProxyState:

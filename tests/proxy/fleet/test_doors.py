@@ -124,12 +124,13 @@ CASES = {
             ("reload", f"{A};dcgm=9 {B} {C}", "applied", "a- b c"),
         ],
     ),
-    "the options name anew what an operator drains": (
+    "an operator's drain ends only by an operator": (
         f"{A} {B}",
         [
             ("DELETE", "/instances/a?drain=true", "202", "a- b"),
             ("reload", B, "applied", "a- b"),
-            ("reload", f"{A} {B}", "applied", "a b"),
+            ("reload", f"{A} {B}", "applied", "a- b"),
+            ("POST", A, "200", "a b"),
         ],
     ),
     "what an operator removed comes back only as something new": (

@@ -1,0 +1,281 @@
+"""The one door by which instances come into the fleet, drain, serve again and go.
+
+Sources name instances: the options, operators, and later others. What one of them wants against
+another is decided by `RIGHTS`; whoever adds a source adds a row there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from proxy.config.in_force import OptionsInForce
+from proxy.config.values import InstanceSpec
+from proxy.core.types import Instance
+from proxy.fleet.instances import Instances
+from proxy.net.addresses import check
+
+OPTIONS, OPERATORS = "options", "operators"
+LOOK_S = 0.05
+"""How often is looked whether an instance has drained, while one drains."""
+DRAINED_S = 60.0
+"""For so long it is told of an instance that it has drained."""
+MOST_DRAINED = 1024
+"""Drained instances that are told of; of more the oldest are forgotten."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What a source may want against the others."""
+
+    drains: frozenset[str] | None
+    """It drains an instance though these sources name it; None: whoever does."""
+    heeds: frozenset[str]
+    """An instance that it names goes on draining where one of these sources drains it."""
+
+
+RIGHTS = {
+    OPERATORS: Rights(drains=None, heeds=frozenset()),
+    OPTIONS: Rights(drains=frozenset({OPERATORS}), heeds=frozenset({OPERATORS})),
+}
+"""By source. A source always ends its own drain, and drains what nobody else names."""
+
+
+class Verdict(Enum):
+    """What becomes of one wish."""
+
+    NEW = "it is added"
+    BACK = "it serves, also where it drained"
+    CHANGED = "it is described anew, and goes on as it did"
+    DRAIN = "it gets no new request, and is removed when its last one is over"
+    KEPT = "it goes on: a source names it that may not be overruled"
+    REFUSED = "it is there with another name, address or thermal part"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What becomes of the wish for one instance; `spec` is None where it is to go."""
+
+    name: str
+    verdict: Verdict
+    spec: InstanceSpec | None = None
+
+
+@dataclass(slots=True)
+class _Wishes:
+    named: set[str] = field(default_factory=set)
+    """The sources that want the instance to serve."""
+    drains: set[str] = field(default_factory=set)
+    """The sources that drain it, each with the right to."""
+
+
+class Membership:
+    """Decides who is in the fleet and who drains, and carries it out.
+
+    `on_back` is called when an instance that drained serves again.
+    """
+
+    def __init__(
+        self, instances: Instances, options: OptionsInForce, on_back: Callable[[], None]
+    ) -> None:
+        self._instances, self._options, self._on_back = instances, options, on_back
+        self._fleet = instances.router.fleet
+        self.own_ports: Collection[int] = ()
+        """The proxy's own ports, which must not be added as an instance."""
+        self._wishes: dict[str, _Wishes] = {}
+        """By name; bounded by the instances."""
+        self._lists: dict[str, dict[str, InstanceSpec]] = {}
+        """What each source that gives whole lists named last, by its name."""
+        self._drained: dict[str, float] = {}
+        """When instances had drained that were removed lately, by name."""
+        self._is_wanted = asyncio.Event()
+
+    def judge(self, source: str, specs: Sequence[InstanceSpec]) -> list[Answer]:
+        """What would become of a source's whole list, as far as it differs from its last one.
+
+        Compared with that list and not with the fleet: what another source changed meanwhile stays.
+        """
+        before = self._lists.get(source, {})
+        named = {spec.name for spec in specs}
+        coming: dict[str, str] = {}
+        answers = [
+            self._judged(source, spec, before.get(spec.name), coming)
+            for spec in specs
+            if spec != before.get(spec.name)
+        ]
+        for name in before:
+            if name not in named and self._fleet.get(name) is not None:
+                verdict = Verdict.DRAIN if self._may_drain(source, name) else Verdict.KEPT
+                answers.append(Answer(name, verdict))
+        return answers
+
+    def want(self, source: str, specs: Sequence[InstanceSpec]) -> list[Answer]:
+        """Carry out what a source wants, by its whole list; one answer for each difference.
+
+        What is refused changes nothing, and counts as not named: the next list may have it again.
+        """
+        answers, before = self.judge(source, specs), self._lists.get(source, {})
+        kept = {spec.name: spec for spec in specs}
+        for answer in answers:
+            if answer.verdict is not Verdict.REFUSED:
+                self._carry_out(source, answer)
+            elif answer.name in before:
+                kept[answer.name] = before[answer.name]
+            else:
+                kept.pop(answer.name, None)
+        self._lists[source] = kept
+        return answers
+
+    async def admit(self, spec: InstanceSpec) -> Answer:
+        """Add what an operator names, or take it back where it drains.
+
+        Raises ForbiddenAddressError where it is not within the fence.
+        """
+        settings, resolver = self._options.settings, self._instances.connect_options.resolver
+        await check(spec, settings.allow_cidr, settings.instances, self.own_ports, resolver)
+        member = self._fleet.get(spec.name)
+        if member is not None and not member.is_draining:
+            return Answer(spec.name, Verdict.REFUSED, spec)
+        answer = self._judged(OPERATORS, spec, None, {})
+        if answer.verdict is not Verdict.REFUSED:
+            self._carry_out(OPERATORS, answer)
+        return answer
+
+    def drain(self, source: str, name: str) -> None:
+        """Give an instance no new requests; it is removed when its last one is over."""
+        wishes = self._of(name)
+        wishes.named.discard(source)
+        if self._may_drain(source, name):
+            wishes.drains.add(source)
+        self._obey(name)
+
+    async def remove(self, name: str) -> None:
+        """Remove an instance at once, with what anyone wants of it."""
+        self._wishes.pop(name, None)
+        await self._instances.remove(name)
+
+    def is_draining(self, name: str) -> bool:
+        """Whether an instance is in the fleet and drains."""
+        member = self._fleet.get(name)
+        return member is not None and member.is_draining
+
+    def drained_for_s(self, name: str) -> float | None:
+        """How long ago an instance had drained, within DRAINED_S; else None."""
+        at_s = self._drained.get(name)
+        ago_s = None if at_s is None else self._instances.clock.now_s() - at_s
+        return ago_s if ago_s is not None and ago_s < DRAINED_S else None
+
+    async def run(self) -> None:
+        """Remove each instance that drains once its last request is over, until cancelled."""
+        while True:
+            await self._is_wanted.wait()
+            draining = [m.instance.name for m in self._fleet.members() if m.is_draining]
+            if not draining:
+                self._is_wanted.clear()
+                continue
+            for name in draining:
+                if self._has_drained(name):
+                    await self._remove_drained(name)
+            await asyncio.sleep(LOOK_S)
+
+    def _has_drained(self, name: str) -> bool:
+        """Whether a draining instance has no request left.
+
+        A stream that is being moved is charged elsewhere already, and may have to stay.
+        """
+        if not self.is_draining(name):
+            return False
+        upstream = self._instances.get(name)
+        is_idle = self._instances.router.ledger.load(name).is_idle
+        return is_idle and not (upstream and upstream.in_use)
+
+    async def _remove_drained(self, name: str) -> None:
+        _log.info("instance %s is removed: its last request is over", name)
+        now_s = self._instances.clock.now_s()
+        self._drained = {n: at for n, at in self._drained.items() if now_s - at < DRAINED_S}
+        self._drained[name] = now_s
+        if len(self._drained) > MOST_DRAINED:
+            del self._drained[next(iter(self._drained))]
+        await self.remove(name)
+
+    def _of(self, name: str) -> _Wishes:
+        return self._wishes.setdefault(name, _Wishes())
+
+    def _may_drain(self, source: str, name: str) -> bool:
+        overruled = RIGHTS[source].drains
+        others = self._of(name).named - {source}
+        return overruled is None or others <= overruled
+
+    def _judged(
+        self,
+        source: str,
+        spec: InstanceSpec,
+        before: InstanceSpec | None,
+        coming: dict[str, str],
+    ) -> Answer:
+        """What becomes of one that is new to a source, or other than `before`.
+
+        `coming`: names by URL of what the same list adds, to which a new one is added.
+        """
+        member = self._fleet.get(spec.name)
+        if member is not None:
+            if not _is_at(member.instance, spec, before):
+                return Answer(spec.name, Verdict.REFUSED, spec)
+            still = self._of(spec.name).drains & RIGHTS[source].heeds
+            is_old = before is not None or bool(still)
+            return Answer(spec.name, Verdict.CHANGED if is_old else Verdict.BACK, spec)
+        urls = {m.instance.url for m in self._fleet.members()}
+        if spec.url in urls or spec.url in coming or spec.name in coming.values():
+            return Answer(spec.name, Verdict.REFUSED, spec)
+        coming[spec.url] = spec.name
+        return Answer(spec.name, Verdict.NEW, spec)
+
+    def _carry_out(self, source: str, answer: Answer) -> None:
+        name, spec = answer.name, answer.spec
+        if spec is None:
+            self.drain(source, name)
+        elif answer.verdict is Verdict.NEW:
+            self._drained.pop(name, None)
+            self._wishes[name] = _Wishes({source})
+            self._instances.add(spec, self._options.settings.connect_timeout)
+            if source != OPTIONS:  # the options' are named in the line of the reload
+                _log.info("instance %s added: %s", name, spec.url)
+        else:
+            self._describe(source, spec)
+            wishes = self._of(name)
+            wishes.named.add(source)
+            if name not in self._lists.get(source, {}):
+                wishes.drains &= RIGHTS[source].heeds
+            self._obey(name)
+
+    def _describe(self, source: str, spec: InstanceSpec) -> None:
+        """Keep how an instance is given; an operator who names no sensors leaves those it has."""
+        if source != OPERATORS or spec.sensors:
+            self._instances.specs[spec.name] = spec
+
+    def _obey(self, name: str) -> None:
+        """Let an instance drain exactly while a source drains it."""
+        member = self._fleet.get(name)
+        if member is None:
+            return
+        was_draining, member.is_draining = member.is_draining, bool(self._of(name).drains)
+        if member.is_draining:
+            self._is_wanted.set()
+        elif was_draining:
+            self._on_back()
+
+
+def _is_at(instance: Instance, spec: InstanceSpec, before: InstanceSpec | None) -> bool:
+    """Whether an instance has the addresses of a wish; `before`: what it was, None if new.
+
+    A bootstrap server that was found may be named, or not; one that was given may not be left out.
+    """
+    may_be_found = before is None or before.bootstrap_url is None
+    known = (instance.bootstrap_url, None) if may_be_found else (instance.bootstrap_url,)
+    has_plugin = spec.thermal == "plugin"
+    is_same = instance.url == spec.url and instance.has_thermal_plugin == has_plugin
+    return is_same and spec.bootstrap_url in known
