@@ -173,14 +173,18 @@ class Membership:
         """Remove each instance that drains once its last request is over, until cancelled."""
         while True:
             await self._is_wanted.wait()
-            draining = [m.instance.name for m in self._fleet.members() if m.is_draining]
-            if not draining:
+            if await self.sweep():
+                await asyncio.sleep(LOOK_S)
+            else:
                 self._is_wanted.clear()
-                continue
-            for name in draining:
-                if self._has_drained(name):
-                    await self._remove_drained(name)
-            await asyncio.sleep(LOOK_S)
+
+    async def sweep(self) -> bool:
+        """Remove what has drained; returns whether any instance drained."""
+        draining = [m.instance.name for m in self._fleet.members() if m.is_draining]
+        for name in draining:
+            if self._has_drained(name):
+                await self._remove_drained(name)
+        return bool(draining)
 
     def _has_drained(self, name: str) -> bool:
         """Whether a draining instance has no request left.
@@ -240,7 +244,8 @@ class Membership:
             self.drain(source, name)
         elif answer.verdict is Verdict.NEW:
             self._drained.pop(name, None)
-            self._wishes[name] = _Wishes({source})
+            listed = {s for s, specs in self._lists.items() if name in specs}
+            self._wishes[name] = _Wishes({source} | listed)
             self._instances.add(spec, self._options.settings.connect_timeout)
             if source != OPTIONS:  # the options' are named in the line of the reload
                 _log.info("instance %s added: %s", name, spec.url)
