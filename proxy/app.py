@@ -207,7 +207,7 @@ class Routes:
         denials = Denials(self._state.clock, lambda: denied.labels("operator").inc())
         rows: dict[str, dict[str, Handler]] = {
             "/instances": {"GET": fleet.instances, "POST": fleet.add_instance},
-            "/instances/{name}": {"DELETE": fleet.remove_instance},
+            "/instances/{name}": {"GET": fleet.instance, "DELETE": fleet.remove_instance},
             "/sessions/{id}/end": {"POST": fleet.end_session},
             "/decisions": {"GET": fleet.decisions},
             "/busy_threshold": {

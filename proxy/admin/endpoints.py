@@ -23,10 +23,11 @@ from proxy.core.routing.router import NO_INSTANCE_RETRY_S
 from proxy.core.thermal.fleet_control import HeatStatus
 from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.instances import Instances
-from proxy.fleet.membership import OPERATORS, Membership, Verdict
+from proxy.fleet.membership import LOOK_S, OPERATORS, Membership, Verdict
 from proxy.net.addresses import ForbiddenAddressError
 from proxy.net.server import responses
 from proxy.net.server.responses import error_response, json_response, unavailable
+from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import LIST_BYTES, Upstream, context_lengths, model_cards
 from proxy.protocol.errors import (
     DRAIN_RETRY_S,
@@ -47,6 +48,8 @@ from proxy.telemetry.request_log import RecordLog, record_json
 from proxy.telemetry.requests import DECISIONS_KEPT
 
 MODELS_TIMEOUT_S = 2.0
+MOST_WAIT_S = 300
+"""Longest wait for the end of an instance's drain that one request may ask for."""
 STRAGGLER_S = 0.25
 """Wait of the list of models for a further instance, once each known model is in it."""
 _DIGITS = 9
@@ -164,6 +167,50 @@ class FleetPaths:
         del request
         members = self._router.fleet.members()
         return json_response([self._describe(m.instance.name) for m in members])
+
+    async def instance(self, request: web.Request) -> web.Response:
+        """One instance: `status` serving, draining with what is left, or drained, then 404.
+
+        With ?wait=SECONDS the answer comes once it drains no more, at the latest after this time.
+        """
+        name, wait = request.match_info["name"], request.query.get("wait", "0")
+        if not (wait.isdecimal() and len(wait) <= _DIGITS) or int(wait) > MOST_WAIT_S:
+            return error_response(400, f"wait: whole seconds, 0 to {MOST_WAIT_S}")
+        ended = await self._drain_end(name, int(wait))
+        if self._router.fleet.get(name) is not None:
+            return json_response(self._describe(name) | self._left(name) | {"wait_ended": ended})
+        if (ago_s := self._members.drained_for_s(name)) is not None:
+            return json_response({"name": name, "status": "drained", "age_s": round(ago_s, 3)})
+        return error_response(404, f"instance: {name} is not known")
+
+    async def _drain_end(self, name: str, limit_s: int) -> str | None:
+        """Wait while an instance drains; what ended the wait before that: time or shutdown."""
+        if not limit_s:
+            return None
+        try:
+            with Limit(limit_s):
+                while self._members.is_draining(name):
+                    if self._in_flight.is_leaving:
+                        return "shutdown"
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            return "timeout"
+        return None
+
+    def _left(self, name: str) -> dict[str, object]:
+        """Whether an instance serves or drains, and what a drain waits for."""
+        if not self._members.is_draining(name):
+            return {"status": "serving"}
+        load, now_s = self._router.ledger.load(name), self._instances.clock.now_s()
+        streams, upstream = self._in_flight.on(name), self._instances.get(name)
+        left = {
+            "requests": load.prefill_requests + load.inbound_requests + load.decode_requests,
+            "fixed_streams": sum(served.why_fixed is not None for served in streams),
+            "pinned_kv_tokens": load.pinned_tokens,
+            "unreleased_kv_tokens": self._router.unreleased_kv.on(name, now_s)[1],
+            "connections": 0 if upstream is None else upstream.in_use,
+        }
+        return {"status": "draining", "left": left}
 
     def _describe(self, name: str) -> dict[str, object]:
         router, now_s = self._router, self._instances.clock.now_s()

@@ -183,7 +183,9 @@ class Membership:
         draining = [m.instance.name for m in self._fleet.members() if m.is_draining]
         for name in draining:
             if self._has_drained(name):
-                await self._remove_drained(name)
+                _log.info("instance %s is removed: its last request is over", name)
+                self._note_drained(name, self._instances.clock.now_s())
+                await self.remove(name)
         return bool(draining)
 
     def _has_drained(self, name: str) -> bool:
@@ -197,14 +199,11 @@ class Membership:
         is_idle = self._instances.router.ledger.load(name).is_idle
         return is_idle and not (upstream and upstream.in_use)
 
-    async def _remove_drained(self, name: str) -> None:
-        _log.info("instance %s is removed: its last request is over", name)
-        now_s = self._instances.clock.now_s()
+    def _note_drained(self, name: str, now_s: float) -> None:
         self._drained = {n: at for n, at in self._drained.items() if now_s - at < DRAINED_S}
         self._drained[name] = now_s
         if len(self._drained) > MOST_DRAINED:
             del self._drained[next(iter(self._drained))]
-        await self.remove(name)
 
     def _of(self, name: str) -> _Wishes:
         return self._wishes.setdefault(name, _Wishes())
@@ -250,17 +249,13 @@ class Membership:
             if source != OPTIONS:  # the options' are named in the line of the reload
                 _log.info("instance %s added: %s", name, spec.url)
         else:
-            self._describe(source, spec)
+            if source != OPERATORS or spec.sensors:  # an operator who names none leaves them
+                self._instances.specs[name] = spec
             wishes = self._of(name)
             wishes.named.add(source)
             if name not in self._lists.get(source, {}):
                 wishes.drains &= RIGHTS[source].heeds
             self._obey(name)
-
-    def _describe(self, source: str, spec: InstanceSpec) -> None:
-        """Keep how an instance is given; an operator who names no sensors leaves those it has."""
-        if source != OPERATORS or spec.sensors:
-            self._instances.specs[spec.name] = spec
 
     def _obey(self, name: str) -> None:
         """Let an instance drain exactly while a source drains it."""

@@ -32,7 +32,7 @@ async def test_another_method_of_a_known_path(tmp_path: Path) -> None:
             assert await tried("HEAD", path) == (200, None)
         for method, path, allowed in (
             ("PUT", "/instances", "GET, POST"),
-            ("GET", "/instances/x", "DELETE"),
+            ("PUT", "/instances/x", "GET, DELETE"),
             ("DELETE", "/sessions/x/end", "POST"),
             ("POST", "/decisions", "GET"),
             ("PATCH", "/busy_threshold", "GET, POST, DELETE"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from proxy.admin.auth import BODY_BYTES
+from proxy.admin.endpoints import MOST_WAIT_S
 from proxy.app import KEEPALIVE_S
 from proxy.core.fleet.retries import MAX_RETRIES
 from proxy.core.routing.request_flow import MAX_WAITS
 from proxy.fleet.kv_events import PARTIAL_BYTES
+from proxy.fleet.membership import DRAINED_S, MOST_DRAINED
 from proxy.net import peer_documents, tcp
 from proxy.net.kv_events import batches
 from proxy.net.kv_events.sources import MOST_RANKS
@@ -51,6 +53,9 @@ ROWS = (
     ("idle connection", f"{KEEPALIVE_S:g} s"),
     ("client that reads nothing", f"{tcp.UNTAKEN_MS // 1000} s"),
     ("body of an admin request", _bytes(BODY_BYTES)),
+    ("wait for the end of a drain, in one request", f"{MOST_WAIT_S} s"),
+    ("drained instances that are told of", MOST_DRAINED),
+    ("time that they are told of", f"{DRAINED_S:g} s"),
     ("repetitions of a request, within a budget over all", MAX_RETRIES),
     ("waits of a request that engines refuse as busy", MAX_WAITS),
 )

@@ -163,7 +163,7 @@ class Story:
 
     def drainers(self, name: str) -> set[str]:
         """Who drains it: who dropped it with the right to, and was not told otherwise since."""
-        found = set()
+        found: set[str] = set()
         for at, (source, wish) in enumerate(self.said[name]):
             if wish == "names":
                 found = {d for d in found if d in RIGHTS[source].heeds}

@@ -169,7 +169,7 @@ async def test_sensors_are_those_that_were_named_last() -> None:
         specs = d.proxy.state.instances.specs
 
         def sensors() -> list[str]:
-            return [sensor.url for sensor in specs["a"].sensors]
+            return [str(sensor.url) for sensor in specs["a"].sensors]
 
         assert len(sensors()) == 1
         await d.ask("DELETE", "/instances/a?drain=true")
