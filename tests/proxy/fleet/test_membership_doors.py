@@ -195,6 +195,6 @@ async def test_what_the_log_says(caplog: pytest.LogCaptureFixture) -> None:
     assert said == [
         "instance c added: http://127.0.0.1:13",
         "config reloaded (test): instances; instances added: c, removed: b",
-        "config not reloaded (test), the old one stays: instances: a is there with another name,"
+        "config not reloaded (test), the old one stays: instances: a exists with another name,"
         " address or thermal part, and may have requests; remove it first, then add it",
     ]

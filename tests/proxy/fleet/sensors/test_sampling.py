@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config.options import Settings
+from proxy.core.lease import Phase
 from tests.proxy.fleet.sensors.test_dcgm import exposition
 from tests.support.admin import call
 from tests.support.harness import RawEngine, ServedProxy, plain, until
@@ -118,9 +119,12 @@ async def test_an_entry_that_comes_again_may_have_another_sensor(tmp_path: Path)
                 return [reading.celsius for reading in readings.of("a")]
 
             await until(lambda: degrees() == [61.0], "of the first one")
+            ledger = proxy.server.state.router.ledger
+            lease = ledger.open(ledger.charge("a", Phase.DECODE, 1))  # so that it goes on draining
             assert (await call(proxy, "DELETE", "/instances/a?drain=true"))[0] == 202
             assert (await call(proxy, "POST", "/instances", {"instance": second}))[0] == 200
             await until(lambda: degrees() == [62.0], "of the second one")
+            lease.close()
             now.append(Settings(**vars(proxy.settings) | {"instances": [third]}))
             assert await proxy.server.reloader.reload("test") == "applied"
             await until(lambda: degrees() == [63.0], "of the third one")
