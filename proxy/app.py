@@ -163,6 +163,7 @@ class Routes:
             state.access,
             large_bodies,
             state.memory,
+            state.bodies,
             state.estimator,
             state.router,
             state.waiting,

@@ -201,7 +201,7 @@ class RejectReason(StrEnum):
     DRAINING = "draining"
     """The proxy stopped while the request waited."""
     MEMORY = "memory"
-    """The proxy is near `--max-memory-bytes`."""
+    """The proxy is near `--max-memory-bytes`, or bodies without an answer have their part of it."""
 
 
 NOBODY = frozenset({RejectReason.NO_INSTANCE, RejectReason.ASLEEP})

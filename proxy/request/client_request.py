@@ -96,7 +96,7 @@ async def read(
         raw = content.read_nowait()
         members, found = await _understood(request, raw, grant, limits, large, None)
     else:
-        owner = _owner(request, grant)
+        owner = owner_of(request, grant)
         try:
             with large.uploads.holding(owner, lambda: content.total_bytes) as holding:
                 raw = await _body(request, limits, large, holding)
@@ -112,7 +112,7 @@ async def read(
     return Outgoing(request.method, request.raw_path, headers, members, found)
 
 
-def _owner(request: web.Request, grant: Grant) -> str:
+def owner_of(request: web.Request, grant: Grant) -> str:
     """The owner of a body's share of the room: a tenant, or a client's address."""
     return request.remote or "" if grant.tenant is None else grant.tenant
 
@@ -170,7 +170,7 @@ async def _examined(
     """
     found = examine(task, MOST_VALUES_SMALL) if is_small(task.raw) else None
     if found is None and holding is None:
-        with large.uploads.holding(_owner(request, grant), lambda: len(task.raw)) as own:
+        with large.uploads.holding(owner_of(request, grant), lambda: len(task.raw)) as own:
             own.upload.is_whole = True
             found = await large.examine(task)
     elif found is None:

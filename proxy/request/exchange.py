@@ -68,6 +68,7 @@ from proxy.request.moves import Moves
 from proxy.request.relay import Relay, StalledClientError
 from proxy.request.stream_accounting import NO_TOKEN, Streaming
 from proxy.state.access import Access
+from proxy.state.held_bodies import HeldBodies
 from proxy.state.in_flight import InFlight
 from proxy.state.queue import Ticket, WaitingRoom, priority_of
 from proxy.telemetry import record as telemetry_record
@@ -93,6 +94,7 @@ class RequestOwners:
     access: Access
     large_bodies: LargeBodies
     memory: Watermark
+    bodies: HeldBodies
     estimator: TokenEstimator
     router: Router
     waiting: WaitingRoom
@@ -108,12 +110,15 @@ class RequestOwners:
         """Whether a client's connection may stay open after its answer."""
         return not self.in_flight.is_leaving and self.memory.level is Level.NORMAL
 
-    def is_too_heavy_now(self, facts: RequestFacts) -> bool:
-        """Whether memory is too short for this request, which is HEAVY on every instance."""
-        return (
-            self.memory.level >= Level.NO_HEAVY
-            and self.router.least_new_tokens(facts) >= self.options.settings.heavy_threshold
-        )
+    def is_too_heavy_now(self, facts: RequestFacts, owner: str, size: int) -> bool:
+        """Whether memory is too short for this request: for its body, or as it is HEAVY anywhere.
+
+        `owner`: whose share of the room for bodies its body takes; `size`: of that.
+        """
+        if self.memory.level < Level.NO_HEAVY:
+            return False
+        is_heavy = self.router.least_new_tokens(facts) >= self.options.settings.heavy_threshold
+        return is_heavy or self.bodies.is_large(owner, size)
 
 
 def beginning(pieces: Iterable[bytes], size: int) -> bytes:
@@ -136,9 +141,11 @@ class Exchange:
     __slots__ = (
         "_ends_s",
         "_flow",
+        "_has_no_room",
         "_is_too_hot",
         "_media",
         "_most_output",
+        "_owner",
         "_row",
         "_scope",
         "_sees_all",
@@ -179,7 +186,8 @@ class Exchange:
         self._flow: RequestFlow | None = None
         self.priority = Priority.NORMAL
         self._scope: Limit | None = None
-        self._is_too_hot = False
+        self._is_too_hot = self._has_no_room = False
+        self._owner = ""
 
     async def run(self) -> web.StreamResponse:
         """Serve the request; raises CancelledError where the client has left, and nothing else."""
@@ -245,6 +253,8 @@ class Exchange:
         )
         if len(self.out.members.raw) >= _GIANT_BYTES:
             owners.memory.note_giant(owners.clock.now_s())
+        self._owner = client_request.owner_of(self.request, grant)
+        self._has_no_room = not owners.bodies.take(self, self._owner, len(self.out.members.raw))
         self._note_facts(grant.tenant)
         if self.path not in OFFLOADABLE:
             self._find_holder()
@@ -300,7 +310,7 @@ class Exchange:
         Only where KV events tell these tokens, and the model's answers are cut into other tokens
         now and then when they come back.
         """
-        if not answer or at >= len(self.facts.ends):
+        if not answer or at >= len(self.facts.ends) or self._has_no_room:
             return
         router, model = self.owners.router, self.facts.model
         doubted = router.published.doubted(self.facts.ends[at], model)
@@ -376,7 +386,10 @@ class Exchange:
         owners.telemetry.metrics.issued.inc()
         record.stream = asks_for_stream(fields)
         telemetry_record.note_facts(record, self.facts)
-        if owners.memory.level and owners.is_too_heavy_now(self.facts):
+        size = len(self.out.members.raw)
+        if self._has_no_room or (
+            owners.memory.level and owners.is_too_heavy_now(self.facts, self._owner, size)
+        ):
             return SHORT_OF_MEMORY
         return owners.waiting.admit(self.facts)
 
@@ -447,11 +460,22 @@ class Exchange:
             response = ClientResponse(self.request, answer, self._extra_lines())
             self._usage = pass_on(self.request, answer, response)
             return response
+        if self._has_no_room:  # it has to end, and its answer came in the same turn of the loop
+            answer.close()
+            return self._reject(SHORT_OF_MEMORY)
+        return await self._pass_on(flow, attempts, answer)
+
+    async def _pass_on(
+        self, flow: RequestFlow, attempts: Attempts, answer: UpstreamResponse
+    ) -> web.StreamResponse:
+        """Relay an answer that is not whole yet."""
+        owners, record = self.owners, self.record
         self._most_output = most_output_tokens(self.out.found.fields)
         self.priority = priority_of(self.request.headers, self.out.found.fields)
         moves = self._moves(attempts) if answer.is_stream else None
         # No other instance will be asked: free the prompt before the stream, not after it.
         del self.out
+        owners.bodies.free(self)
         self._stream = Streaming(
             owners.clock, owners.telemetry, record, flow, attempts.blame, moves
         )
@@ -488,7 +512,12 @@ class Exchange:
         return responses.error(self.path, error, self._extra_headers())
 
     def _end_early(self, total_s: float) -> web.StreamResponse:
-        """End a request whose total timeout, or the proxy's drain time, is over; or a hot one."""
+        """End a request whose total timeout, or the proxy's drain time, is over.
+
+        Or one that is too hot, or whose body has to give way.
+        """
+        if self._has_no_room:
+            return self._reject(SHORT_OF_MEMORY)
         late = f"not finished in {total_s:g} s (--total-timeout)"
         error: ProxyError = UpstreamTimeoutError(late, code="total_timeout")
         if self.owners.in_flight.is_cutting:
@@ -526,6 +555,15 @@ class Exchange:
         """End the request: its instance is too hot, and it cannot migrate."""
         if self._scope is not None:
             self._is_too_hot = True
+            self._end_now()
+
+    def give_way(self) -> None:
+        """End the request, which has no answer yet: its body is the largest of too many."""
+        self._has_no_room = True
+        self._end_now()
+
+    def _end_now(self) -> None:
+        if self._scope is not None:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     def _extra_headers(self) -> CIMultiDict[str]:
@@ -551,6 +589,7 @@ class Exchange:
     def _finish(self) -> None:
         """Close the lease, complete the record, count it, log it. Never waits."""
         owners, record, flow = self.owners, self.record, self._flow
+        owners.bodies.free(self)
         try:
             self._complete()
         finally:

@@ -25,6 +25,7 @@ from proxy.protocol.names.session_names import SessionNames
 from proxy.protocol.prompt.facts import TokenEstimator
 from proxy.state.access import Access, bearer
 from proxy.state.detached import DetachedTasks
+from proxy.state.held_bodies import HeldBodies, room_bytes
 from proxy.state.in_flight import InFlight
 from proxy.state.overload import OverloadWatch
 from proxy.state.queue import WaitingRoom
@@ -86,6 +87,7 @@ class ProxyState:
         self.detached = DetachedTasks()
         self.estimator = TokenEstimator(router.bytes_per_token.of, router.bytes_per_token.media)
         self.memory = Watermark(None)
+        self.bodies = HeldBodies(clock.now_s, metrics)
         heat = self.thermal.control if settings.limits_heat else None
         if heat is not None:
             self.gpus.needed_every_s = TICK_S
@@ -120,6 +122,7 @@ class ProxyState:
         connect = ConnectOptions(instance_tls(settings), bearer(settings.instance_api_key))
         state = cls(settings, Clock(), Router(router_config(settings)), metrics, log, connect)
         state.memory.limit_bytes = limit_bytes
+        state.bodies.room.max_bytes = room_bytes(limit_bytes, settings.max_body_bytes)
         return state
 
     def use(self, settings: Settings) -> None:

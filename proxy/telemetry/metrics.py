@@ -172,6 +172,7 @@ class Metrics:
         )
         self.queued_requests = gauge("queued_requests", "Requests that wait for a free instance")
         self.queued_bytes = gauge("queued_bytes", "Bytes of the bodies of waiting requests")
+        self.held_bytes = gauge("held_bytes", "Bytes of the bodies of requests without an answer")
         self.queue_wait = hist(
             "queue_wait_seconds", "Time in the wait queue, by outcome", SECONDS, "end"
         )

@@ -69,7 +69,8 @@ class RequestTelemetry:
         self.metrics.retry_after.observe(reject.retry_after_s)
         if reject.past:
             record.candidates = PastChecks(reject)
-        self.refused.append(record)
+        if record.decode_instance is None:  # else it is among those that were placed
+            self.refused.append(record)
         self.turned_away(reject)
 
     def turned_away(self, reject: Reject) -> None:

@@ -19,7 +19,7 @@ import pytest
 from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.sessions import Sessions
 from proxy.net import tcp
-from tests.chaos.client import Connection, Got, connect, request
+from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.chaos.command import command
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD, Scripted
@@ -465,4 +465,61 @@ async def test_f130_bodies_that_never_end(
                 most = max(most, proxy.rss_bytes - before)
                 await asyncio.sleep(0.1)
         assert most <= BESIDE, f"{most >> 20} MiB beside them"
+    rig.checked += 1
+
+
+HOG, FEW = "sk-hog-0123456789abcdef", "sk-few-0123456789abcdef"
+TWO_TENANTS = ("--api-key", f"hog:{HOG},few:{FEW}")
+UNANSWERED, LATE_COUNT = 6 << 20, 24
+
+
+def of(key: str, body: bytes) -> bytes:
+    """A tenant's request."""
+    return request(body, {"Authorization": f"Bearer {key}"})
+
+
+def junk(size: int, **fields: Any) -> bytes:
+    """A body of this size and of hardly any token."""
+    return orjson.dumps(chat("x", **fields) | {"junk": "A" * size})
+
+
+async def is_served(url: str) -> bool:
+    return is_fine(await exchange(url, of(FEW, BODY)))
+
+
+class Late(Scripted):
+    """Answers short bodies; long ones when it may."""
+
+    def __init__(self) -> None:
+        super().__init__(self._late)
+        self.may_answer = asyncio.Event()
+        self.late = 0
+
+    async def _late(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self.bodies.pop()) > 1 << 16:
+            self.late += 1
+            await self.may_answer.wait()
+        await GOOD(reader, writer)
+
+
+async def test_f152_large_bodies_without_an_answer(rig: Floor, tmp_path: Path) -> None:
+    """They cost no tokens, so all are admitted; the other tenant is served all along."""
+    options = (*TWO_TENANTS, "--max-memory-bytes", "256MiB")
+    async with Late() as engine, command(tmp_path, [engine.url], *options) as proxy:
+        await until(lambda: is_served(proxy.url), "it serves")
+        before, most, body = proxy.rss_bytes, 0, of(HOG, junk(UNANSWERED))
+        hogs = []
+        for _ in range(LATE_COUNT):
+            hogs.append(asyncio.create_task(exchange(proxy.url, body)))
+            got = await exchange(proxy.url, of(FEW, BODY))
+            assert is_fine(got), got.body[:300]
+            await asyncio.sleep(0.05)
+            most = max(most, proxy.rss_bytes - before)
+        await until(lambda: sum(t.done() for t in hogs) + engine.late >= LATE_COUNT, "all came")
+        most = max(most, proxy.rss_bytes - before)
+        engine.may_answer.set()
+        refused = [got for got in await asyncio.gather(*hogs) if not is_fine(got)]
+        assert most <= (64 << 20) + BESIDE // 2, f"{most >> 20} MiB beside them"
+        assert {got.status for got in refused} == {503}
+        assert len(refused) >= LATE_COUNT - (64 << 20) // UNANSWERED
     rig.checked += 1

@@ -1,7 +1,7 @@
-"""One budget for incomplete bytes of all peers; its largest holder pays.
+"""One budget for bytes that are kept for peers; its largest holder pays.
 
-A holder is one stream or connection, and belongs to an owner: an instance. Beyond the budget the
-largest holder of the owner that has most has to end.
+A holder is one stream, request or connection, and belongs to an owner: an instance, a tenant, or a
+client's address. Beyond the budget the largest holder of the owner that has most has to end.
 """
 
 from __future__ import annotations
@@ -9,39 +9,73 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 Holder = TypeVar("Holder")
+_EXACT_BITS = 4
+"""Sizes that agree in so many leading bits count as equally large."""
+
+
+class _Owned(Generic[Holder]):
+    """What one owner's holders have. `by_size`: those of about one size, the newest last."""
+
+    __slots__ = ("by_size", "bytes")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.by_size: dict[int, dict[Holder, None]] = {}
+
+
+def _leading(size: int) -> int:
+    """A number that orders sizes by their leading bits."""
+    bits = max(size.bit_length(), _EXACT_BITS)
+    return bits << _EXACT_BITS | size >> (bits - _EXACT_BITS)
 
 
 class LargestPays(Generic[Holder]):
-    """The holders of a budget with their shares."""
+    """Who holds how much of a budget. No step looks at all holders."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.held_bytes = 0
         self._held: dict[Holder, tuple[str, int]] = {}
+        self._owned: dict[str, _Owned[Holder]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
     def hold(self, holder: Holder, owner: str, size: int) -> Holder | None:
-        """Set a holder's share; returns the holder to end if the budget is exceeded."""
-        before = self._held.get(holder)
-        self.held_bytes += size - (before[1] if before is not None else 0)
+        """A holder has so much now; returns the one that has to end, if there is too much.
+
+        Of an owner's largest ones, as equal as `_EXACT_BITS` say, that is the newest.
+        """
+        self.drop(holder)
         self._held[holder] = (owner, size)
+        self.held_bytes += size
+        owned = self._owned.get(owner)
+        if owned is None:
+            owned = self._owned[owner] = _Owned()
+        owned.bytes += size
+        owned.by_size.setdefault(_leading(size), {})[holder] = None
         return self._largest() if self.held_bytes > self.max_bytes else None
 
     def drop(self, holder: Holder) -> None:
         """Remove a holder."""
         before = self._held.pop(holder, None)
-        if before is not None:
-            self.held_bytes -= before[1]
+        if before is None:
+            return
+        owner, size = before
+        self.held_bytes -= size
+        owned, leading = self._owned[owner], _leading(size)
+        owned.bytes -= size
+        del owned.by_size[leading][holder]
+        if not owned.by_size[leading]:
+            del owned.by_size[leading]
+        if not owned.by_size:
+            del self._owned[owner]
 
-    def _largest(self) -> Holder | None:
-        owned: dict[str, int] = {}
-        for owner, size in self._held.values():
-            owned[owner] = owned.get(owner, 0) + size
-        largest: Holder | None = None
-        most = (0, -1)
-        for holder, (owner, size) in self._held.items():
-            if (owned[owner], size) > most:
-                largest, most = holder, (owned[owner], size)
-        return largest
+    def owned_bytes(self, owner: str) -> int:
+        """What an owner's holders have together."""
+        owned = self._owned.get(owner)
+        return 0 if owned is None else owned.bytes
+
+    def _largest(self) -> Holder:
+        owned = max(self._owned.values(), key=lambda each: each.bytes)
+        return next(reversed(owned.by_size[max(owned.by_size)]))
