@@ -164,6 +164,7 @@ class Routes:
             large_bodies,
             state.memory,
             state.bodies,
+            state.unread,
             state.estimator,
             state.router,
             state.waiting,

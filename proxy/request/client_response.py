@@ -28,6 +28,7 @@ class ClientResponse(AiohttpResponse):
         """`extra`: our own header lines, each with its end."""
         self._request = request
         self._extra = extra
+        self.has_given_way = False
         self._is_1_1 = request.version >= HttpVersion11
         framing = reply.framing
         is_open = isinstance(framing, UntilClose)
@@ -61,6 +62,18 @@ class ClientResponse(AiohttpResponse):
     async def taken(self) -> None:
         """Wait until the client has read most of what was written; the caller limits the time."""
         await self._request.writer.drain()
+
+    @property
+    def held_bytes(self) -> int:
+        """What the client has not read yet."""
+        transport = self._request.transport
+        return 0 if transport is None else transport.get_write_buffer_size()
+
+    def give_way(self) -> None:
+        """End the connection: what its client has not read is the largest of too much."""
+        self.has_given_way = True
+        if self._request.transport is not None:
+            self._request.transport.abort()
 
     def cut(self, last_words: bytes | None) -> None:
         """Close after what was written, without the terminal chunk or the missing bytes.

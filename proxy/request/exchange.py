@@ -65,10 +65,10 @@ from proxy.request.client_request import Outgoing
 from proxy.request.client_response import CLOSE, ClientResponse, is_whole, pass_on
 from proxy.request.large_bodies import LargeBodies
 from proxy.request.moves import Moves
-from proxy.request.relay import Relay, StalledClientError
+from proxy.request.relay import Relay, Rooms, StalledClientError
 from proxy.request.stream_accounting import NO_TOKEN, Streaming
 from proxy.state.access import Access
-from proxy.state.held_bodies import HeldBodies
+from proxy.state.held_for_clients import HeldBodies, Unread
 from proxy.state.in_flight import InFlight
 from proxy.state.queue import Ticket, WaitingRoom, priority_of
 from proxy.telemetry import record as telemetry_record
@@ -77,6 +77,7 @@ from proxy.telemetry.requests import RequestTelemetry
 
 DEFECT = "a defect of the proxy"
 """`error` of a request that ended by an exception that nothing here expects."""
+UNREAD = "the client was cut: it did not read, and others needed the room"
 _GIANT_BYTES = 1 << 19
 """Freed memory is kept for a while after a body of this size: others may follow."""
 TOKENIZE_S = 0.2
@@ -95,6 +96,7 @@ class RequestOwners:
     large_bodies: LargeBodies
     memory: Watermark
     bodies: HeldBodies
+    unread: Unread
     estimator: TokenEstimator
     router: Router
     waiting: WaitingRoom
@@ -230,8 +232,10 @@ class Exchange:
         """The client has left: in time, or once it had the end of its stream."""
         if self._stream is not None and self._stream.left():
             self._end(Outcome.OK, self.record.status, None)
-        stalled = isinstance(gone, StalledClientError)
-        self._end(Outcome.CLIENT_GONE, 499, str(gone) if stalled else "the client left")
+        why = str(gone) if isinstance(gone, StalledClientError) else "the client left"
+        if self._stream is not None and self._stream.has_given_way:
+            why = UNREAD
+        self._end(Outcome.CLIENT_GONE, 499, why)
 
     async def _serve(self) -> web.StreamResponse:
         owners, settings = self.owners, self.owners.options.settings
@@ -482,8 +486,8 @@ class Exchange:
         if moves is not None and moves.trail is not None:
             owners.in_flight.movable.add(self._stream)
         heartbeat_s = owners.options.settings.heartbeat_interval
-        lines, pending = self._extra_lines(), owners.pending
-        return await self._stream.run(self.request, answer, lines, heartbeat_s, pending)
+        lines, rooms = self._extra_lines(), Rooms(owners.pending, owners.unread, self._owner)
+        return await self._stream.run(self.request, answer, lines, heartbeat_s, rooms)
 
     def _moves(self, attempts: Attempts) -> Moves | None:
         """The stream's means to migrate when its instance fails; None: the stream ends."""
@@ -556,6 +560,11 @@ class Exchange:
         if self._scope is not None:
             self._is_too_hot = True
             self._end_now()
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held of it, as long as it has no answer."""
+        return len(self.out.members.raw)
 
     def give_way(self) -> None:
         """End the request, which has no answer yet: its body is the largest of too many."""

@@ -37,6 +37,7 @@ from proxy.protocol.streams.sse import (
     names_the_end,
 )
 from proxy.request.client_response import ClientResponse
+from proxy.state.held_for_clients import Unread
 
 GROW_EVENTS = 16
 """Output is charged in steps of this many events."""
@@ -125,6 +126,15 @@ class Onward(NamedTuple):
     leg: LaterLeg
 
 
+class Rooms(NamedTuple):
+    """Where is counted what streams keep. `owner`: whose share their client takes."""
+
+    pending: LargestPays[Relay]
+    """The incomplete events of all streams."""
+    unread: Unread
+    owner: str
+
+
 class StalledClientError(ConnectionResetError):
     """The client holds its connection and reads nothing; it counts as gone."""
 
@@ -154,7 +164,8 @@ class Relay:
         "_may_pass",
         "_needs_end",
         "_on_mark",
-        "_pending",
+        "_rooms",
+        "_waits_for_room",
         "_wraps",
         "_write",
         "instance",
@@ -206,7 +217,8 @@ class Relay:
         self._on_mark = on_mark
         self._mark = 0
         self._held = bytearray()
-        self._pending: LargestPays[Relay] | None = None
+        self._rooms: Rooms | None = None
+        self._waits_for_room = False
         self.instance, self._counted = "", False
         self._is_too_long = self._is_asked = False
         self._asked_for = MoveCause.DRAIN
@@ -214,9 +226,9 @@ class Relay:
         self.state = _WAITING
         self.is_paused = self.is_taken = False
 
-    def count(self, pending: LargestPays[Relay], instance: str) -> None:
-        """Count what is kept of an event among that of all streams; `instance`: whose answer."""
-        self._pending, self.instance = pending, instance
+    def count(self, rooms: Rooms, instance: str) -> None:
+        """Count what is kept among that of all streams; `instance`: whose answer."""
+        self._rooms, self.instance = rooms, instance
 
     def _move(self, state: RelayState) -> None:
         """Change the state: the one place that does, with what follows from the new state."""
@@ -456,15 +468,31 @@ class Relay:
         if len(self._held) > most:
             self._is_too_long = is_event
             raise FramingError(f"an event of more than {most} bytes")
-        if self._pending is None:
+        if (rooms := self._rooms) is None:
             return
         self._counted = True
-        largest = self._pending.hold(self, self.instance, len(self._held))
+        largest = rooms.pending.hold(self, self.instance, len(self._held))
         if largest is self:
             self._is_too_long = True
             raise FramingError(_NO_ROOM)
         if largest is not None:
             largest.give_way()
+        elif rooms.unread.is_scarce(rooms.owner):
+            self._wait_for_room(rooms)
+
+    def _wait_for_room(self, rooms: Rooms) -> None:
+        """Read no more of this event while clients of the same owner leave theirs unread."""
+        self._discount()
+        if not rooms.unread.enter(self, rooms.owner, self.held_bytes):
+            self._is_too_long = True
+            raise FramingError(_NO_ROOM)
+        self._waits_for_room = True
+        self._stop_reading()
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held of an event that is not complete."""
+        return len(self._held)
 
     def give_way(self) -> None:
         """End this stream: its incomplete event is the largest of too many."""
@@ -475,8 +503,8 @@ class Relay:
 
     def _discount(self) -> None:
         self._counted = False
-        if self._pending is not None:
-            self._pending.drop(self)
+        if self._rooms is not None:
+            self._rooms.pending.drop(self)
 
     def _drop(self, wire: bytes) -> None:
         """Discard what an instance sends after the end of its answer."""
@@ -486,6 +514,13 @@ class Relay:
 
     def _hold(self) -> None:
         """The client reads too slowly: pause the connection to its instance, and no other."""
+        self._stop_reading()
+        response, rooms = self.response, self._rooms
+        if rooms is None or rooms.unread.take(response, rooms.owner, response.held_bytes):
+            return
+        response.give_way()
+
+    def _stop_reading(self) -> None:
         self.is_paused = True
         self.reply.pause()
         self.reply.wake()
@@ -568,6 +603,9 @@ class Relay:
         """Done: an answer whose end the client has may end by itself, any other one is closed."""
         if self._counted:
             self._discount()
+        if self._rooms is not None:
+            self._rooms.unread.free(self.response)
+            self._rooms.unread.free(self)
         if self.state in (_ENDING, _ENDED):
             self.reply.let_end(GRACE_S)
         else:
@@ -617,11 +655,15 @@ class Relay:
         ) from error
 
     async def _taken(self, limit: IdleLimit, idle_limit_s: float) -> None:
-        """Wait for the client to read; with the client's own time limit."""
+        """Wait for the client to read, or its owner's others; with the client's own time limit."""
         if limit.seconds != idle_limit_s:
             limit.change(idle_limit_s)
         await self.response.taken()
-        self.is_paused = False
+        if (rooms := self._rooms) is not None:
+            rooms.unread.free(self.response)
+            if self._waits_for_room:
+                await rooms.unread.room_for(self, rooms.owner)
+        self.is_paused = self._waits_for_room = False
         if self.state is _ENDING:
             limit.change(min(idle_limit_s, GRACE_S))
         self.reply.resume()

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from aiohttp import web
 
-from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.routing.request_flow import RequestFlow, State
 from proxy.core.types import PLANNED, FailureKind, MoveCause, Outcome, Unmoved
 from proxy.net.server.responses import error_event
@@ -28,6 +27,7 @@ from proxy.request.relay import (
     Onward,
     Reading,
     Relay,
+    Rooms,
     StreamCutError,
 )
 from proxy.telemetry import record as telemetry_record
@@ -125,12 +125,9 @@ class Streaming:
         answer: UpstreamResponse,
         extra: bytes,
         heartbeat_s: float,
-        pending: LargestPays[Relay],
+        rooms: Rooms,
     ) -> ClientResponse:
-        """Pass the answer on, to its end or to where it breaks. `extra`: header lines of ours.
-
-        `pending`: the incomplete events of all streams.
-        """
+        """Pass the answer on, to its end or to where it breaks. `extra`: header lines of ours."""
         relay, self._instance = None, self._route.decode.name
         self._is_stream = answer.is_stream
         try:
@@ -138,7 +135,7 @@ class Streaming:
             relay = self._relay = Relay(
                 request, answer, response, self._scanner, self._on_mark, self._leg
             )
-            relay.count(pending, self._instance)
+            relay.count(rooms, self._instance)
             while not await self._ended(relay, heartbeat_s):
                 pass
             return response
@@ -213,6 +210,11 @@ class Streaming:
             return False
         self._note_engine_error()
         return True
+
+    @property
+    def has_given_way(self) -> bool:
+        """Whether its client was cut, as it did not read what others needed the room of."""
+        return self._relay is not None and self._relay.response.has_given_way
 
     def let_go(self) -> None:
         """The request is over."""

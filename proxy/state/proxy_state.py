@@ -25,7 +25,7 @@ from proxy.protocol.names.session_names import SessionNames
 from proxy.protocol.prompt.facts import TokenEstimator
 from proxy.state.access import Access, bearer
 from proxy.state.detached import DetachedTasks
-from proxy.state.held_bodies import HeldBodies, room_bytes
+from proxy.state.held_for_clients import HeldBodies, Unread, room_bytes
 from proxy.state.in_flight import InFlight
 from proxy.state.overload import OverloadWatch
 from proxy.state.queue import WaitingRoom
@@ -87,7 +87,7 @@ class ProxyState:
         self.detached = DetachedTasks()
         self.estimator = TokenEstimator(router.bytes_per_token.of, router.bytes_per_token.media)
         self.memory = Watermark(None)
-        self.bodies = HeldBodies(clock.now_s, metrics)
+        self.bodies, self.unread = HeldBodies(clock.now_s), Unread(clock.now_s)
         heat = self.thermal.control if settings.limits_heat else None
         if heat is not None:
             self.gpus.needed_every_s = TICK_S
@@ -95,7 +95,7 @@ class ProxyState:
         self.exposition = Exposition(metrics.registry, clock, self.collector.at)
         metrics.registry.register(self.collector)
         metrics.registry.register(GpuCollector(self.gpus, clock.now_s))
-        metrics.show_memory(self.memory)
+        metrics.show_memory(self.memory, lambda: self.bodies.held_bytes)
         limits = QueueLimits(
             settings.max_queue, settings.max_queue_bytes, settings.max_queue_seconds
         )

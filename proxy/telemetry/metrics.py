@@ -227,8 +227,9 @@ class Metrics:
         self.registry.register(spreads)
         return spreads
 
-    def show_memory(self, state: Watermark) -> None:
-        """Read the memory gauges from `state` at each scrape."""
+    def show_memory(self, state: Watermark, held_bytes: Callable[[], int]) -> None:
+        """Read the memory gauges from `state` and `held_bytes` at each scrape."""
+        self.held_bytes.set_function(held_bytes)
         self.memory_used.set_function(lambda: state.used_bytes)
         self.memory_limit.set_function(lambda: state.limit_bytes or 0)
         self.memory_level.set_function(lambda: state.level)

@@ -24,6 +24,7 @@ from tests.chaos.command import command
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD, Scripted
 from tests.support.harness import (
+    DONE,
     STREAM_HEAD,
     WAIT_S,
     Script,
@@ -31,6 +32,7 @@ from tests.support.harness import (
     chat,
     chunk,
     event,
+    says,
     stalls,
     stands_still,
     until,
@@ -487,6 +489,14 @@ async def is_served(url: str) -> bool:
     return is_fine(await exchange(url, of(FEW, BODY)))
 
 
+async def reads_nothing(url: str, key: str) -> Connection:
+    """A client that asks for a long stream, and does not read."""
+    connection = await connect(url, receive_bytes=4096)
+    connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    connection.send(of(key, orjson.dumps(chat("long", stream=True))))
+    return connection
+
+
 class Late(Scripted):
     """Answers short bodies; long ones when it may."""
 
@@ -522,4 +532,35 @@ async def test_f152_large_bodies_without_an_answer(rig: Floor, tmp_path: Path) -
         assert most <= (64 << 20) + BESIDE // 2, f"{most >> 20} MiB beside them"
         assert {got.status for got in refused} == {503}
         assert len(refused) >= LATE_COUNT - (64 << 20) // UNANSWERED
+    rig.checked += 1
+
+
+async def test_f153_events_for_clients_that_read_nothing(rig: Floor, tmp_path: Path) -> None:
+    """Whole events of megabytes wait for them; the other tenant's slow reader is not cut."""
+    size, count = 4 << 20, 32
+    wire = STREAM_HEAD + chunk(event("a")) + chunk(event("z" * size)) + chunk(event("fine"))
+
+    async def streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_long = b"long" in engine.bodies.pop()
+        await (says(wire + DONE) if is_long else GOOD)(reader, writer)
+
+    async with Scripted(streams) as engine:
+        async with command(tmp_path, [engine.url], *TWO_TENANTS) as proxy:
+            await until(lambda: is_served(proxy.url), "it serves")
+            before, most = proxy.rss_bytes, 0
+            slow = await reads_nothing(proxy.url, FEW)
+            stalled = []
+            for _ in range(count):
+                stalled.append(await reads_nothing(proxy.url, HOG))
+                assert is_fine(await exchange(proxy.url, of(FEW, BODY)))
+                most = max(most, proxy.rss_bytes - before)
+            for _ in range(10):
+                await asyncio.sleep(0.1)
+                most = max(most, proxy.rss_bytes - before)
+            slow.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            got = await slow.get()
+            for connection in (slow, *stalled):
+                connection.writer.transport.abort()
+        assert most <= 2 * BESIDE, f"{most >> 20} MiB beside them"
+        assert (got.is_clean, len(got.body) > size) == (True, True)
     rig.checked += 1

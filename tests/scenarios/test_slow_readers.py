@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.core.admission.largest_pays import LargestPays
 from proxy.net.upstream.connection import READ_BYTES
 from proxy.request.relay import EVENT_BYTES
 from tests.scenarios.test_disconnect import send
@@ -189,3 +191,75 @@ async def test_nothing_follows_the_end_of_a_stream_that_ends_late(
                 async with asyncio.timeout(WAIT_S):
                     assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
             await proxy.at_rest()
+
+
+LONG = 1 << 20
+LONG_ONE = STREAM_HEAD + chunk(event("a")) + chunk(event("z" * LONG)) + ANSWER[len(STREAM_HEAD) :]
+
+
+@contextlib.asynccontextmanager
+async def readers(
+    proxy: ServedProxy, count: int
+) -> AsyncIterator[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
+    """Connections whose clients read nothing yet, and whose sockets take little."""
+    host, port = proxy.server.url.removeprefix("http://").split(":")
+    found = []
+    try:
+        for _ in range(count):
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+            found.append(await asyncio.open_connection(sock=sock, limit=1 << 22))
+            found[-1][1].transport.pause_reading()  # type: ignore[attr-defined]
+        await until(lambda: len(proxy.listener.connections) >= count)
+        for connection in proxy.listener.connections:
+            peer = connection.transport.get_extra_info("socket")
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        yield found
+    finally:
+        for _, writer in found:
+            writer.transport.abort()
+
+
+def has_more(room: LargestPays[Any], before: int) -> bool:
+    return len(room) > before
+
+
+async def test_while_others_leave_theirs_unread_no_more_comes(tmp_path: Path) -> None:
+    """Of the same owner; once one of them reads, the rest comes, and nobody is cut."""
+    async with RawEngine(says(LONG_ONE)) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            await proxy.up()
+            unread = proxy.server.state.unread
+            unread.room.max_bytes = 3 * LONG
+            async with readers(proxy, 3) as clients:
+                for _, writer in clients:
+                    before = len(unread.room)
+                    writer.write(ask("/v1/chat/completions"))
+                    await until(functools.partial(has_more, unread.room, before), "it is counted")
+                assert [len(unread._waiting), unread.is_scarce("127.0.0.1")] == [1, True]
+                assert unread.room.held_bytes < 2 * LONG + LONG // 2, "of the third little came"
+                for reader, writer in clients:
+                    writer.transport.resume_reading()  # type: ignore[attr-defined]
+                    wire = await asyncio.wait_for(reader.readuntil(END), WAIT_S)
+                    assert (wire.count(b"z" * LONG), wire.count(b"[DONE]")) == (1, 1)
+            await proxy.at_rest()
+            assert (len(unread.room), unread.room.held_bytes, unread._waiting) == (0, 0, set())
+            assert {r["outcome"] for r in await proxy.records(3)} == {"ok"}
+
+
+async def test_one_that_reads_nothing_is_cut_where_there_is_no_room(tmp_path: Path) -> None:
+    async with RawEngine(says(LONG_ONE)) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            await proxy.up()
+            room = proxy.server.state.unread.room
+            room.max_bytes = LONG // 2
+            async with readers(proxy, 1) as [(_, writer)]:
+                writer.write(ask("/v1/chat/completions"))
+                (record,) = await proxy.records(1)
+            assert (record["outcome"], record["status"]) == ("client_gone", 499)
+            assert "others needed the room" in record["error"]
+            await proxy.at_rest()
+            assert (len(room), room.held_bytes) == (0, 0)
+            assert (await proxy.post(chat("x"))).status == 200

@@ -30,10 +30,15 @@ def _leading(size: int) -> int:
 
 
 class LargestPays(Generic[Holder]):
-    """Who holds how much of a budget. No step looks at all holders."""
+    """Who holds how much of a budget. No step looks at all holders.
 
-    def __init__(self, max_bytes: int) -> None:
+    `ends_newest`: of an owner's largest ones, as equal as `_EXACT_BITS` say, the newest has to end;
+    else the one whose size is unchanged for longest.
+    """
+
+    def __init__(self, max_bytes: int, *, ends_newest: bool = False) -> None:
         self.max_bytes = max_bytes
+        self._ends_newest = ends_newest
         self.held_bytes = 0
         self._held: dict[Holder, tuple[str, int]] = {}
         self._owned: dict[str, _Owned[Holder]] = {}
@@ -42,10 +47,7 @@ class LargestPays(Generic[Holder]):
         return len(self._held)
 
     def hold(self, holder: Holder, owner: str, size: int) -> Holder | None:
-        """A holder has so much now; returns the one that has to end, if there is too much.
-
-        Of an owner's largest ones, as equal as `_EXACT_BITS` say, that is the newest.
-        """
+        """A holder has so much now; returns the one that has to end, if there is too much."""
         self.drop(holder)
         self._held[holder] = (owner, size)
         self.held_bytes += size
@@ -71,6 +73,17 @@ class LargestPays(Generic[Holder]):
         if not owned.by_size:
             del self._owned[owner]
 
+    def resize(self, holder: Holder, size: int) -> Holder | None:
+        """The same for one that holds something already."""
+        return self.hold(holder, self._held[holder][0], size)
+
+    def __contains__(self, holder: Holder) -> bool:
+        return holder in self._held
+
+    def size_of(self, holder: Holder) -> int:
+        """What a holder is counted with."""
+        return self._held[holder][1]
+
     def owned_bytes(self, owner: str) -> int:
         """What an owner's holders have together."""
         owned = self._owned.get(owner)
@@ -78,4 +91,5 @@ class LargestPays(Generic[Holder]):
 
     def _largest(self) -> Holder:
         owned = max(self._owned.values(), key=lambda each: each.bytes)
-        return next(reversed(owned.by_size[max(owned.by_size)]))
+        largest = owned.by_size[max(owned.by_size)]
+        return next(reversed(largest) if self._ends_newest else iter(largest))

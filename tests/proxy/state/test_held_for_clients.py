@@ -12,9 +12,15 @@ import orjson
 import pytest
 
 from proxy.core.admission.memory import Level
-from proxy.state import held_bodies
-from proxy.state.held_bodies import LARGE_BYTES, MOST_BYTES, SHORT_BYTES, HeldBodies, room_bytes
-from proxy.telemetry.metrics import Metrics
+from proxy.state import held_for_clients
+from proxy.state.held_for_clients import (
+    LARGE_BYTES,
+    MOST_BYTES,
+    SHORT_BYTES,
+    HeldBodies,
+    Unread,
+    room_bytes,
+)
 from tests.support.harness import (
     RawEngine,
     Script,
@@ -32,15 +38,20 @@ KIB = 1 << 10
 class Request:
     """Something whose body is held."""
 
-    def __init__(self) -> None:
-        self.is_ended = False
+    def __init__(self, held_bytes: int = 0) -> None:
+        self.is_ended, self.held_bytes = False, held_bytes
 
     def give_way(self) -> None:
         self.is_ended = True
 
 
+def takes(held: HeldBodies | Unread, request: Request, owner: str, size: int) -> bool:
+    request.held_bytes = size
+    return held.take(request, owner, size)
+
+
 def bodies(max_bytes: int) -> HeldBodies:
-    found = HeldBodies(lambda: 0.0, Metrics())
+    found = HeldBodies(lambda: 0.0)
     found.room.max_bytes = max_bytes
     return found
 
@@ -55,17 +66,17 @@ def test_the_room(limit_bytes: int | None, max_body_bytes: int, room: int) -> No
 
 def test_a_fleet_of_agents_has_room_by_default() -> None:
     held = bodies(room_bytes(400 << 20, 32 << 20))
-    assert all(held.take(Request(), "all", 400_000) for _ in range(200))
+    assert all(takes(held, Request(), "all", 400_000) for _ in range(200))
 
 
 def test_the_owner_that_has_most_pays_and_first_with_the_new_one() -> None:
     held = bodies(1000 * KIB)
     first, second = Request(), Request()
-    assert held.take(first, "hog", 400 * KIB)
-    assert held.take(second, "hog", 400 * KIB)
-    assert not held.take(Request(), "hog", 400 * KIB), "no work of an engine is thrown away"
+    assert takes(held, first, "hog", 400 * KIB)
+    assert takes(held, second, "hog", 400 * KIB)
+    assert not takes(held, Request(), "hog", 400 * KIB), "no work of an engine is thrown away"
     few = Request()
-    assert held.take(few, "few", 300 * KIB)
+    assert takes(held, few, "few", 300 * KIB)
     assert [r.is_ended for r in (first, second, few)] == [False, True, False]
     assert held.room.held_bytes == 700 * KIB
     for request in (first, second, few, few):
@@ -76,28 +87,81 @@ def test_the_owner_that_has_most_pays_and_first_with_the_new_one() -> None:
 def test_one_new_body_may_end_several() -> None:
     held = bodies(1000 * KIB)
     small = [Request() for _ in range(10)]
-    assert all(held.take(one, "hog", 100 * KIB) for one in small)
-    assert held.take(Request(), "few", 350 * KIB)
+    assert all(takes(held, one, "hog", 100 * KIB) for one in small)
+    assert takes(held, Request(), "few", 350 * KIB)
     assert sum(one.is_ended for one in small) == 4
 
 
 def test_short_bodies_are_not_counted() -> None:
     held = bodies(0)
-    assert held.take(Request(), "any", SHORT_BYTES - 1)
-    assert not held.take(Request(), "any", SHORT_BYTES)
+    assert takes(held, Request(), "any", SHORT_BYTES - 1)
+    assert not takes(held, Request(), "any", SHORT_BYTES)
     assert held.room.held_bytes == 0
 
 
 def test_what_is_large_while_memory_is_short() -> None:
     held = bodies(16 << 20)
-    assert held.take(Request(), "few", 500 * KIB)
+    assert takes(held, Request(), "few", 500 * KIB)
     assert not held.is_large("few", 500 * KIB)
     assert held.is_large("few", LARGE_BYTES)
     for _ in range(5):
-        assert held.take(Request(), "hog", 500 * KIB)
+        assert takes(held, Request(), "hog", 500 * KIB)
     assert held.is_large("hog", 500 * KIB), "it has more than its part of the room"
     assert not held.is_large("hog", SHORT_BYTES - 1)
     assert not held.is_large("few", 500 * KIB)
+
+
+def test_of_unread_answers_the_one_that_stands_still_ends() -> None:
+    """One that is read by and by is counted with what is left of it."""
+    unread = Unread(lambda: 0.0)
+    unread.room.max_bytes = 1000 * KIB
+    still, slow, other, newest = (Request() for _ in range(4))
+    assert takes(unread, slow, "hog", 500 * KIB)
+    assert takes(unread, still, "hog", 400 * KIB)
+    slow.held_bytes = 300 * KIB
+    assert takes(unread, other, "few", 300 * KIB)
+    assert unread.room.held_bytes == 1000 * KIB
+    assert takes(unread, newest, "hog", 400 * KIB)
+    assert [r.is_ended for r in (still, slow, other, newest)] == [True, False, False, False]
+    assert unread.is_scarce("hog")
+    assert not unread.is_scarce("few")
+
+
+async def test_no_more_comes_for_an_owner_until_its_clients_read() -> None:
+    unread, first, waiting, free = Unread(lambda: 0.0), Request(), Request(), Request()
+    assert takes(unread, first, "hog", 20 << 20)
+    waiting.held_bytes = free.held_bytes = 10 << 20
+    assert unread.enter(free, "few", free.held_bytes)
+    await unread.room_for(free, "few")
+    assert unread.enter(waiting, "hog", waiting.held_bytes)
+    waits = asyncio.create_task(unread.room_for(waiting, "hog"))
+    await asyncio.sleep(0)
+    unread.free(Request())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not waits.done()
+    unread.free(first)
+    await waits
+    assert (unread.room.held_bytes, len(unread._waiting)) == (0, 0), "nothing is left of it"
+
+
+@pytest.mark.parametrize(("size", "ends"), [(8 << 20, "unread"), (6 << 20, "waiting")])
+async def test_one_that_waits_may_have_to_give_way(size: int, ends: str) -> None:
+    """Where those that wait have more than is left unread."""
+    unread, first = Unread(lambda: 0.0), Request()
+    assert takes(unread, first, "hog", 17 << 20)
+    waiting = [Request(size) for _ in range(2 if ends == "unread" else 3)]
+    waits = []
+    for one in waiting:
+        assert unread.enter(one, "hog", size)
+        waits.append(asyncio.create_task(unread.room_for(one, "hog")))
+        await asyncio.sleep(0)
+    assert first.is_ended == (ends == "unread")
+    assert [one.is_ended for one in waiting] == [ends == "waiting", False, False][: len(waiting)]
+    await waits[0]
+    unread.free(first)
+    await asyncio.gather(*waits)
+    assert unread.room.held_bytes == 0
 
 
 def long(size: int, **fields: Any) -> bytes:
@@ -145,7 +209,7 @@ async def test_one_that_gives_way_is_told_and_gives_all_back(tmp_path: Path) -> 
         await until(lambda: state.bodies.room.held_bytes > 100_000)
         await until(lambda: proxy.metric("issued_total") == 1)
         state.bodies.room.max_bytes = 150_000
-        assert state.bodies.take(Request(), "another", 90_000)
+        assert takes(state.bodies, Request(), "another", 90_000)
         got = await asked
         assert (got.status, got.json["message"][-15:]) == (503, "short of memory")
         assert int(got.headers["Retry-After"]) >= 1
@@ -158,7 +222,7 @@ async def test_while_memory_is_short_large_bodies_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though they cost hardly a token."""
-    monkeypatch.setattr(held_bodies, "LARGE_BYTES", 200_000)
+    monkeypatch.setattr(held_for_clients, "LARGE_BYTES", 200_000)
     async with proxied(tmp_path, 1) as (proxy, _):
         await until(lambda: proxy.server.state.memory.used_bytes)
         proxy.server.state.memory.level = Level.NO_HEAVY

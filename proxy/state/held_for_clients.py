@@ -1,0 +1,152 @@
+"""What is held for clients: one room for all of a kind, and whoever has most gives way.
+
+Bodies of requests that have no answer yet, from when they are read: they wait in the queue, for an
+engine that is slow or hangs, or for another attempt. Whether they cost an engine anything is not
+asked: a field that no engine reads is held all the same. And what has come of answers, and their
+clients do not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from proxy.core.admission.largest_pays import LargestPays
+from proxy.telemetry.log import Throttle, more
+
+SHORT_BYTES = 4096
+"""A shorter body is not counted: its connection costs more."""
+MEMORY_PART = 4
+"""Bodies have this part of the memory limit."""
+MOST_BYTES = 512 << 20
+"""The room where there is no memory limit: 1,300 agents with contexts of 400 kB at once."""
+LARGE_BYTES, LARGE_PART = 1 << 20, 8
+"""While memory is short, no body of this size is taken, and none of an owner that has this part of
+the room."""
+UNREAD_BYTES = 32 << 20
+"""Most bytes of answers that wait for clients which do not read."""
+_WAITING = "\n"
+_BODIES = "bodies of requests without an answer"
+_UNREAD = "answers that their clients do not read"
+_log = logging.getLogger(__name__)
+
+
+class Holder(Protocol):
+    """Something of a client for which bytes are held."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held for it now."""
+
+    def give_way(self) -> None:
+        """End it: it is the largest of too many."""
+
+
+def room_bytes(limit_bytes: int | None, max_body_bytes: int) -> int:
+    """The room for bodies; a single one has room in any case. `limit_bytes`: of the process."""
+    most = MOST_BYTES if limit_bytes is None else limit_bytes // MEMORY_PART
+    return max(most, max_body_bytes)
+
+
+class HeldForClients:
+    """Who holds how much; an owner is a tenant, or a client's address."""
+
+    def __init__(self, what: str, room: LargestPays[Holder], now_s: Callable[[], float]) -> None:
+        self._what, self.room = what, room
+        self._now_s = now_s
+        self._throttle = Throttle()
+
+    def take(self, holder: Holder, owner: str, size: int) -> bool:
+        """Hold so much until `free`; False where there is no room, and it has to go itself.
+
+        There is room where another owner has more: then its largest goes.
+        """
+        largest = self.room.hold(holder, owner, size)
+        while largest is not None:
+            if (size := largest.held_bytes) < self.room.size_of(largest):
+                largest = self.room.resize(largest, size)
+                continue
+            self._say()
+            self.free(largest)
+            if largest is holder:
+                return False
+            largest.give_way()
+            largest = self.room.resize(holder, holder.held_bytes)
+        return True
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held for all together."""
+        return self.room.held_bytes
+
+    def free(self, holder: Holder) -> None:
+        """Nothing is held for it any more."""
+        self.room.drop(holder)
+
+    def _say(self) -> None:
+        if (before := self._throttle.turn("full", self._now_s())) is not None:
+            _log.warning(
+                "%s have %d of %d MiB: the largest of whoever has most end%s",
+                self._what,
+                self.room.held_bytes >> 20,
+                self.room.max_bytes >> 20,
+                more(before),
+            )
+
+
+class HeldBodies(HeldForClients):
+    """Bodies of requests that have no answer yet."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        # The newest: on the others engines may have worked already.
+        super().__init__(_BODIES, LargestPays(MOST_BYTES, ends_newest=True), now_s)
+
+    def take(self, holder: Holder, owner: str, size: int) -> bool:
+        """See `HeldForClients.take`; there is always room for a short body."""
+        return size < SHORT_BYTES or super().take(holder, owner, size)
+
+    def is_large(self, owner: str, size: int) -> bool:
+        """Whether a body, which is held already, is too large while memory is short."""
+        if size < SHORT_BYTES:
+            return False
+        has_much = self.room.owned_bytes(owner) * LARGE_PART > self.room.max_bytes
+        return has_much or size >= LARGE_BYTES
+
+
+class Unread(HeldForClients):
+    """What has come of answers, and is not read by their clients."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        super().__init__(_UNREAD, LargestPays(UNREAD_BYTES), now_s)
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def free(self, holder: Holder) -> None:
+        """Its client has read most of it, or is gone."""
+        super().free(holder)
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_result(None)
+
+    def is_scarce(self, owner: str) -> bool:
+        """Whether no more should come for an owner's clients: they leave half of it unread."""
+        return 2 * self.room.owned_bytes(owner) > self.room.max_bytes
+
+    def enter(self, holder: Holder, owner: str, size: int) -> bool:
+        """Hold what has come of an event, of which the rest waits, see `take`.
+
+        It does not count among what the owner's clients leave unread: that is what it waits for.
+        """
+        return self.take(holder, owner + _WAITING, size)
+
+    async def room_for(self, holder: Holder, owner: str) -> None:
+        """Wait until more may come for one that was entered, or it had to give way."""
+        while holder in self.room and self.is_scarce(owner):
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.add(turn)
+            try:
+                await turn
+            finally:
+                self._waiting.discard(turn)
+        self.free(holder)
