@@ -169,12 +169,14 @@ async def _examined(
     `holding`: None for one that came with its head, and has no place among the others yet.
     """
     found = examine(task, MOST_VALUES_SMALL) if is_small(task.raw) else None
-    if found is None and holding is None:
-        with large.uploads.holding(owner_of(request, grant), lambda: len(task.raw)) as own:
-            own.upload.is_whole = True
-            found = await large.examine(task)
-    elif found is None:
-        found = await large.examine(task)
+    if found is None:
+        owner = owner_of(request, grant)
+        if holding is not None:
+            found = await large.examine(task, owner)
+        else:
+            with large.uploads.holding(owner, lambda: len(task.raw)) as own:
+                own.upload.is_whole = True
+                found = await large.examine(task, owner)
     if isinstance(found, Unfit):
         raise BadRequestError(found.message, param=found.param)
     return found
@@ -240,7 +242,7 @@ async def _body(
         return raw
     if not holding.has(min(UNPACKED_RATIO * len(raw), limits.bytes)):
         await holding.wait()
-    plain = await large.unpacking.plain(raw, coding, limits.bytes)
+    plain = await large.unpacking.plain(raw, coding, limits.bytes, holding.upload.owner)
     holding.resize(len(plain))
     return plain
 

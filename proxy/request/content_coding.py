@@ -11,9 +11,11 @@ import asyncio
 import math
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from typing import Protocol
 
+from proxy.core.admission.turns import Turns
 from proxy.protocol.errors import (
     CONTENT_CODINGS,
     BadRequestError,
@@ -96,25 +98,57 @@ def _too_large(most_bytes: int) -> BodyTooLargeError:
 
 
 class Unpacking:
-    """Unpacks bodies, `AT_ONCE` in threads at a time."""
+    """Unpacks bodies, `AT_ONCE` in threads at a time; for a thread, owners take turns."""
 
     def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._free = AT_ONCE
+        self._turns: Turns[asyncio.Future[None]] = Turns()
 
-    async def plain(self, raw: bytes, coding: str, most_bytes: int) -> bytes:
-        """The plain body; raises BodyTooLargeError, or BadRequestError where it is broken."""
+    async def plain(self, raw: bytes, coding: str, most_bytes: int, owner: str = "") -> bytes:
+        """The plain body; raises BodyTooLargeError, or BadRequestError where it is broken.
+
+        `owner`: whose turn it takes.
+        """
         steps = _Steps(most_bytes)
         try:
             steps.begin(raw, coding)
             if len(raw) <= FEED_BYTES and steps.take(STEP_BYTES):
                 return steps.joined()
-            async with self._turns:
+            async with self._turn(owner):
                 return await asyncio.to_thread(steps.rest)
         except asyncio.CancelledError:
             steps.is_unwanted = True  # its thread stops behind the present step
             raise
         except (zlib.error, zstd.ZstdError, ValueError) as error:
             raise BadRequestError(f"body: not one whole {coding} stream ({error})") from error
+
+    @asynccontextmanager
+    async def _turn(self, owner: str) -> AsyncIterator[None]:
+        """One of the threads."""
+        if self._free:
+            self._free -= 1
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            self._turns.add(owner, turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._turns.remove(owner, turn)
+                if not turn.cancelled():
+                    self._release()
+                raise
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        while self._turns:
+            turn = self._turns.next()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
 
 
 class _Steps:

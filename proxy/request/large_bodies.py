@@ -13,10 +13,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections import deque
-from contextlib import suppress
 from pathlib import Path
 
+from proxy.core.admission.turns import Turns
 from proxy.net.timeouts import Limit
 from proxy.protocol.body import Unfit
 from proxy.protocol.errors import DEFECTS, NoRoomError, ProxyError, StoppingError
@@ -115,20 +114,20 @@ class LargeBodies:
 
     def __init__(self, detached: DetachedTasks) -> None:
         self._detached = detached
-        self._jobs: deque[_Job] = deque()
+        self._jobs: Turns[_Job] = Turns()
         self._worker: _Worker | None = None
         self._is_serving = False
         self.unpacking = Unpacking()
         self.uploads = Uploads()
         """All bodies that are not admitted yet, those that wait here among them."""
 
-    async def examine(self, task: Task) -> Examined | Unfit:
-        """Examine one body, behind those that came before; raises ProxyError.
+    async def examine(self, task: Task, owner: str) -> Examined | Unfit:
+        """Examine one body when it is its owner's turn; raises ProxyError.
 
         The caller has a place for it among `uploads`, which bounds what waits here.
         """
         job = _Job(task)
-        self._jobs.append(job)
+        self._jobs.add(owner, job)
         try:
             if not self._is_serving:
                 if self._detached.spawn(self._serve()) is None:
@@ -136,8 +135,7 @@ class LargeBodies:
                 self._is_serving = True
             return await job.found
         finally:
-            with suppress(ValueError):  # its client has left before its turn
-                self._jobs.remove(job)
+            self._jobs.remove(owner, job)  # where its client has left before its turn
             if not job.found.done():
                 job.found.cancel()
 
@@ -151,7 +149,7 @@ class LargeBodies:
         """Examine bodies until none waits."""
         try:
             while self._jobs:
-                job = self._jobs.popleft()
+                job = self._jobs.next()
                 if job.found.done():
                     continue
                 try:

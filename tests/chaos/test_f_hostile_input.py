@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
+import threading
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -17,6 +19,9 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from proxy.request import content_coding
+from proxy.request.content_coding import AT_ONCE, Unpacking
+from proxy.request.large_bodies import LargeBodies
 from tests.bad_input.cases import cases, variants
 from tests.bad_input.run import PROBES
 from tests.bad_input.run import run as send_all
@@ -24,7 +29,19 @@ from tests.chaos.client import Got, request
 from tests.chaos.invariants import samples
 from tests.chaos.rig import CANARIES, SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD, MODEL, Scripted
-from tests.support.harness import DONE, STREAM_HEAD, chat, chunk, event, plain, resets, says, words
+from tests.support.harness import (
+    DONE,
+    STREAM_HEAD,
+    WAIT_S,
+    chat,
+    chunk,
+    event,
+    plain,
+    resets,
+    says,
+    until,
+    words,
+)
 from tests.support.turns import TURN_S, Turns
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n"
@@ -544,3 +561,56 @@ async def test_f141_a_response_is_named_twice(rig: Floor, *, large: bool) -> Non
         for sent in engine.bodies:
             pairs = json.loads(sent, object_pairs_hook=list)
             assert [name for name, _ in pairs] == ["model", "input"]
+
+
+KEYS = {"hog": "sk-hog-0123456789abcdef", "few": "sk-few-0123456789abcdef"}
+
+
+@pytest.mark.parametrize("kind", ["packed", "large"])
+async def test_f154_bodies_of_two_tenants_take_turns(
+    rig: Floor, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that wait to be unpacked, or for the process that examines large ones."""
+    may_begin, came = threading.Event(), 0
+    rest, ask = content_coding._Steps.rest, LargeBodies._ask
+
+    def unpacks(steps: Any) -> bytes:
+        assert may_begin.wait(WAIT_S)
+        return rest(steps)
+
+    async def asks(large: LargeBodies, task: Any) -> Any:
+        await until(may_begin.is_set)
+        return await ask(large, task)
+
+    def counted(waits: Any) -> Any:
+        async def waits_counted(*args: Any) -> Any:
+            nonlocal came
+            came += 1
+            return await waits(*args)
+
+        return waits_counted
+
+    monkeypatch.setattr(content_coding._Steps, "rest", unpacks)
+    monkeypatch.setattr(LargeBodies, "_ask", asks)
+    monkeypatch.setattr(Unpacking, "plain", counted(Unpacking.plain))
+    monkeypatch.setattr(LargeBodies, "examine", counted(LargeBodies.examine))
+    size = 40_000 if kind == "packed" else 600_000
+
+    def asked(tenant: str) -> asyncio.Task[Got]:
+        raw = orjson.dumps(chat("hi", user=tenant) | {"junk": os.urandom(size).hex()})
+        headers = {"Authorization": f"Bearer {KEYS[tenant]}"}
+        if kind == "packed":
+            raw, headers = gzip.compress(raw), headers | {"Content-Encoding": "gzip"}
+        return asyncio.create_task(r.ask(body=raw, headers=headers))
+
+    keys = ",".join(f"{tenant}:{key}" for tenant, key in KEYS.items())
+    engine = Scripted(GOOD)
+    async with rig([engine], flow=False, api_key=keys, **SLOW_PROBES) as r:
+        hogs = [asked("hog") for _ in range(8)]
+        await until(lambda: came == 8, "they wait")
+        few = asked("few")
+        await until(lambda: came == 9, "it waits")
+        may_begin.set()
+        assert all(map(is_fine, await asyncio.gather(few, *hogs)))
+        order = [orjson.loads(body)["user"] for body in engine.bodies]
+        assert order.index("few") <= AT_ONCE + 1, order
