@@ -35,6 +35,17 @@ def test_a_body_larger_than_all_of_it_is_alone() -> None:
     assert not room.is_over
 
 
+def test_two_hundred_long_bodies_at_once_are_not_too_much() -> None:
+    """Of each as much as one read brings has come before there is room for it."""
+    room = UploadRoom(32 * MIB)
+    uploads = [room.enter("all", 256 * KIB, 0.0) for _ in range(200)]
+    assert not room.is_over
+    for upload in uploads:
+        room.ask(upload, 150 * KIB)
+    room.enter("all", 2 * MIB + 1, 0.0)
+    assert room.is_over
+
+
 def test_the_owner_that_has_least_is_next() -> None:
     room = UploadRoom(4 * MIB)
     first = asks(room, "hog", 4 * MIB)
