@@ -65,7 +65,7 @@ class ClientResponse(AiohttpResponse):
 
     @property
     def held_bytes(self) -> int:
-        """What the client has not read yet."""
+        """Bytes that the client has not read yet."""
         transport = self._request.transport
         return 0 if transport is None else transport.get_write_buffer_size()
 

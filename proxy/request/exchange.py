@@ -563,7 +563,7 @@ class Exchange:
 
     @property
     def held_bytes(self) -> int:
-        """What is held of it, as long as it has no answer."""
+        """Bytes that are held of it, as long as it has no answer."""
         return len(self.out.members.raw)
 
     def give_way(self) -> None:

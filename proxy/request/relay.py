@@ -127,7 +127,7 @@ class Onward(NamedTuple):
 
 
 class Rooms(NamedTuple):
-    """Where is counted what streams keep. `owner`: whose share their client takes."""
+    """The rooms in which a stream's bytes count. `owner`: whose share its client takes."""
 
     pending: LargestPays[Relay]
     """The incomplete events of all streams."""
@@ -491,7 +491,7 @@ class Relay:
 
     @property
     def held_bytes(self) -> int:
-        """What is held of an event that is not complete."""
+        """Bytes of an event that is not complete."""
         return len(self._held)
 
     def give_way(self) -> None:

@@ -1,9 +1,8 @@
-"""What is held for clients: one room for all of a kind, and whoever has most gives way.
+"""Rooms for bytes that are held for clients: in a full one the largest of the largest owner ends.
 
-Bodies of requests that have no answer yet, from when they are read: they wait in the queue, for an
-engine that is slow or hangs, or for another attempt. Whether they cost an engine anything is not
-asked: a field that no engine reads is held all the same. And what has come of answers, and their
-clients do not read.
+One is for bodies of requests without an answer. They wait in the queue, for an engine that is slow
+or hangs, or for another attempt. A field that costs no engine anything is held all the same.
+The other is for answers that their clients do not read.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Holder(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """What is held for it now."""
+        """Bytes that are held for it now."""
 
     def give_way(self) -> None:
         """End it: it is the largest of too many."""
@@ -51,7 +50,7 @@ def room_bytes(limit_bytes: int | None, max_body_bytes: int) -> int:
 
 
 class HeldForClients:
-    """Who holds how much; an owner is a tenant, or a client's address."""
+    """One room and its holders; an owner is a tenant, or a client's address."""
 
     def __init__(self, what: str, room: LargestPays[Holder], now_s: Callable[[], float]) -> None:
         self._what, self.room = what, room
@@ -78,7 +77,7 @@ class HeldForClients:
 
     @property
     def held_bytes(self) -> int:
-        """What is held for all together."""
+        """Bytes that are held for all together."""
         return self.room.held_bytes
 
     def free(self, holder: Holder) -> None:
@@ -116,7 +115,7 @@ class HeldBodies(HeldForClients):
 
 
 class Unread(HeldForClients):
-    """What has come of answers, and is not read by their clients."""
+    """Bytes of answers that their clients do not read."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         super().__init__(_UNREAD, LargestPays(UNREAD_BYTES), now_s)

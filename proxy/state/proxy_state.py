@@ -86,8 +86,11 @@ class ProxyState:
             self.thermal.evictions.budget = MoveBudget(plan.options.fleet_bytes_per_s)
         self.detached = DetachedTasks()
         self.estimator = TokenEstimator(router.bytes_per_token.of, router.bytes_per_token.media)
-        self.memory = Watermark(None)
-        self.bodies, self.unread = HeldBodies(clock.now_s), Unread(clock.now_s)
+        self.memory, self.bodies, self.unread = (
+            Watermark(None),
+            HeldBodies(clock.now_s),
+            Unread(clock.now_s),
+        )
         heat = self.thermal.control if settings.limits_heat else None
         if heat is not None:
             self.gpus.needed_every_s = TICK_S

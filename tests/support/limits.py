@@ -19,6 +19,8 @@ from proxy.protocol import body
 from proxy.protocol.request_framing import HEAD_BYTES
 from proxy.protocol.streams import parse_cost
 from proxy.request.relay import EVENT_BYTES, EVENTS_BYTES
+from proxy.state.held_for_clients import MEMORY_PART, UNREAD_BYTES
+from proxy.state.held_for_clients import MOST_BYTES as BODIES_BYTES
 from proxy.state.uploads import MOST_BYTES as UPLOADS_BYTES
 
 
@@ -36,6 +38,11 @@ ROWS = (
     ("brackets and braces of a body", body.MAX_BRACKETS),
     ("commas of a body", body.MAX_COMMAS),
     ("bodies that are not admitted, together", _bytes(UPLOADS_BYTES)),
+    (
+        f"bodies without an answer, together; with a memory limit 1/{MEMORY_PART} of it",
+        _bytes(BODIES_BYTES),
+    ),
+    ("unread bytes of answers, together", _bytes(UNREAD_BYTES)),
     ("one event of a stream", _bytes(EVENT_BYTES)),
     ("unfinished events of all streams, together", _bytes(EVENTS_BYTES)),
     ("one message of KV events", _bytes(KV_MESSAGE_BYTES)),

@@ -14,7 +14,7 @@ _EXACT_BITS = 4
 
 
 class _Owned(Generic[Holder]):
-    """What one owner's holders have. `by_size`: those of about one size, the newest last."""
+    """The shares of one owner's holders. `by_size`: those of about one size, the newest last."""
 
     __slots__ = ("by_size", "bytes")
 
@@ -30,7 +30,7 @@ def _leading(size: int) -> int:
 
 
 class LargestPays(Generic[Holder]):
-    """Who holds how much of a budget. No step looks at all holders.
+    """The holders of a budget with their shares. No step looks at all holders.
 
     `ends_newest`: of an owner's largest ones, as equal as `_EXACT_BITS` say, the newest has to end;
     else the one whose size is unchanged for longest.
@@ -81,11 +81,11 @@ class LargestPays(Generic[Holder]):
         return holder in self._held
 
     def size_of(self, holder: Holder) -> int:
-        """What a holder is counted with."""
+        """Bytes that a holder is counted with."""
         return self._held[holder][1]
 
     def owned_bytes(self, owner: str) -> int:
-        """What an owner's holders have together."""
+        """Bytes that an owner's holders have together."""
         owned = self._owned.get(owner)
         return 0 if owned is None else owned.bytes
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: owners that wait for the same thing take turns, each in its own order.
+"""Turns between owners that wait for the same thing; each owner's items keep their order.
 
 An owner is a tenant, or a client's address.
 """
@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 class Turns(Generic[Item]):
-    """What waits, of all owners."""
+    """The waiting items of all owners."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[Item, None]] = {}
