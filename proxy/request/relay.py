@@ -535,7 +535,8 @@ class Relay:
         """Send a heartbeat after silence: client and proxies before it keep the connection."""
         scanner = self.scanner
         is_open = self.state is _STREAMING and not self.transport.is_closing()
-        is_idle = not (self.is_paused or self.transport.get_write_buffer_size())
+        is_stalled = self.is_paused and not self._waits_for_room
+        is_idle = not (is_stalled or self.transport.get_write_buffer_size())
         if self._is_stream and is_open and is_idle and not scanner.is_done:
             beat = heartbeat(self._dialect, scanner.first_data, scanner.events)
             self._write(self._framed(beat))

@@ -12,6 +12,9 @@ import orjson
 import pytest
 
 from proxy.core.admission.memory import Level
+from proxy.net.upstream.response import UpstreamResponse
+from proxy.request.attempts import Attempts
+from proxy.request.client_request import Outgoing
 from proxy.state import held_for_clients
 from proxy.state.held_for_clients import (
     LARGE_BYTES,
@@ -22,6 +25,7 @@ from proxy.state.held_for_clients import (
     room_bytes,
 )
 from tests.support.harness import (
+    ANSWER,
     RawEngine,
     Script,
     ServedProxy,
@@ -169,10 +173,10 @@ def long(size: int, **fields: Any) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def before(tmp_path: Path, script: Script) -> AsyncIterator[ServedProxy]:
+async def before(tmp_path: Path, script: Script, **options: Any) -> AsyncIterator[ServedProxy]:
     """A proxy before an engine that answers like this."""
     async with RawEngine(script) as engine:
-        async with ServedProxy(tmp_path / "log.jsonl", [engine.address]) as proxy:
+        async with ServedProxy(tmp_path / "log.jsonl", [engine.address], **options) as proxy:
             await proxy.up()
             yield proxy
 
@@ -216,6 +220,52 @@ async def test_one_that_gives_way_is_told_and_gives_all_back(tmp_path: Path) -> 
         await proxy.at_rest()
         assert state.bodies.room.held_bytes == 90_000
         assert proxy.rejected("memory") == 1
+
+
+async def test_one_that_waits_in_the_queue_may_have_to_give_way(tmp_path: Path) -> None:
+    may_answer = asyncio.Event()
+
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await may_answer.wait()
+        await says(ANSWER)(reader, writer)
+
+    limits = {"active_prefill_tokens_threshold": 0, "max_queue_seconds": 60.0}
+    async with before(tmp_path, late, **limits) as proxy:
+        state = proxy.server.state
+        first = asyncio.create_task(proxy.post(chat("x")))
+        await until(lambda: state.in_flight.count == 1 and not len(state.waiting.queue))
+        waits = asyncio.create_task(proxy.post(long(100_000)))
+        await until(lambda: len(state.waiting.queue) == 1)
+        state.bodies.room.max_bytes = 150_000
+        assert takes(state.bodies, Request(), "another", 90_000)
+        assert (await waits).status == 503
+        assert not len(state.waiting.queue)
+        may_answer.set()
+        assert (await first).status == 200
+        await proxy.at_rest()
+        assert proxy.rejected("memory") == 1
+
+
+@pytest.mark.parametrize(("stream", "status"), [(True, 503), (False, 200)])
+async def test_one_whose_answer_comes_as_it_has_to_give_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool, status: int
+) -> None:
+    """It has one answer: its engine's where that is whole, else the refusal."""
+    run = Attempts.run
+
+    async def and_gives_way(attempts: Attempts, out: Outgoing) -> UpstreamResponse:
+        answer = await run(attempts, out)
+        await until(lambda: answer.is_over)
+        (holder,) = proxy.server.state.bodies.room._held
+        holder.give_way()
+        return answer
+
+    monkeypatch.setattr(Attempts, "run", and_gives_way)
+    script = says(ANSWER if stream else plain(b'{"choices":[{"message":{"content":"x"}}]}'))
+    async with before(tmp_path, script) as proxy:
+        assert (await proxy.post(long(100_000, stream=stream))).status == status
+        await proxy.at_rest()
+        assert proxy.server.state.bodies.room.held_bytes == 0
 
 
 async def test_while_memory_is_short_large_bodies_are_refused(
