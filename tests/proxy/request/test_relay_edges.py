@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -409,17 +410,31 @@ async def test_clients_vanish_amid_their_streams(
         assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
 
 
+ASKS_AGAIN = """
+import socket, sys
+request = sys.stdin.buffer.read()
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as client:
+    for _ in range(8):
+        client.sendall(request)
+        print(client.recv(65536)[:12].decode(), flush=True)
+"""
+
+
 async def test_a_body_that_fills_the_first_read_is_read_on(tmp_path: Path) -> None:
-    """aiohttp pauses a client who is ahead of its reader; nobody reads before the body's end."""
-    body = orjson.dumps(chat("x" * 4_000_000, stream=False))
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+    """aiohttp pauses a client who is ahead of its reader; nobody reads before the body's end.
 
-    def ask(host: str, port: int) -> None:
-        with socket.create_connection((host, port), timeout=5) as client:
-            for _ in range(8):
-                client.sendall(head % len(body) + body)
-                assert client.recv(65536).startswith(b"HTTP/1.1 200")
-
-    async with between(tmp_path, *[says(plain(b"{}"))] * 8) as (proxy, _, _):
+    The client is a process of its own: here it would wait for the proxy whenever it wants to send.
+    """
+    request = post(body=orjson.dumps(chat("x" * 4_000_000, stream=False)))
+    async with between(tmp_path, says(plain(b"{}"))) as (proxy, _, _):
         host, port = proxy.server.url.removeprefix("http://").split(":")
-        await asyncio.to_thread(ask, host, int(port))
+        command = (sys.executable, "-ISc", ASKS_AGAIN, host, port)
+        asks = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                said, _ = await asks.communicate(request)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                asks.kill()
+            await asks.wait()
+        assert said.decode().splitlines() == ["HTTP/1.1 200"] * 8
