@@ -55,10 +55,15 @@ PATHS = {name_of(path): path for top in BETWEEN for path in sorted((ROOT / top).
 
 
 @cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(PATHS[name].read_text("utf-8"))
+
+
+@cache
 def imported(name: str) -> frozenset[str]:
     """Every module that a module names in an import, wherever in it that stands."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(PATHS[name].read_text("utf-8"))):
+    for node in ast.walk(tree(name)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -93,19 +98,19 @@ def _is_wrong(importer: str, module: str, parent: str) -> bool:
     return mine != other and ranks[mine] >= ranks[other]
 
 
-@pytest.mark.parametrize("name", PATHS)
-def test_direction_of_imports(name: str) -> None:
-    top = name.split(".")[0]
-    for module in ours(name):
-        where = module.split(".")[0]
-        if where != top:
-            allowed = (*BETWEEN[top], *EXCEPTIONS.get(name, ()))
-            assert f"{module}.".startswith(tuple(f"{a}." for a in allowed)), f"{name}: {module}"
-            continue
-        parents = [
-            p for p in DIRECTIONS if all(f"{n}.".startswith(f"{p}.") for n in (name, module))
-        ]
-        assert not any(_is_wrong(name, module, p) for p in parents), f"{name} imports {module}"
+def _may_import(name: str, module: str) -> bool:
+    top, where = name.split(".")[0], module.split(".")[0]
+    if where != top:
+        allowed = (*BETWEEN[top], *EXCEPTIONS.get(name, ()))
+        return f"{module}.".startswith(tuple(f"{a}." for a in allowed))
+    parents = [p for p in DIRECTIONS if all(f"{n}.".startswith(f"{p}.") for n in (name, module))]
+    return not any(_is_wrong(name, module, p) for p in parents)
+
+
+def test_direction_of_imports() -> None:
+    """One test for all modules: each worker that had one of hundreds would parse them all."""
+    wrong = [(n, module) for n in PATHS for module in ours(n) if not _may_import(n, module)]
+    assert not wrong, "who imports what it may not"
 
 
 def test_core_and_protocol_import_no_other_part_of_the_proxy() -> None:
@@ -118,14 +123,15 @@ def test_core_and_protocol_import_no_other_part_of_the_proxy() -> None:
                 assert not wrong, f"{name}: {wrong}"
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in PATHS if n.startswith(("proxy.core", "proxy.protocol"))]
-)
-def test_the_core_is_pure(name: str) -> None:
+def _impure(name: str) -> set[str]:
     tops = {module.split(".")[0] for module in imported(name)} - {"proxy"}
-    assert not tops & IMPURE
     third_party = PURE_THIRD_PARTY - ({"orjson"} if name.startswith("proxy.core") else set())
-    assert tops - third_party <= sys.stdlib_module_names
+    return tops & IMPURE | tops - third_party - sys.stdlib_module_names
+
+
+def test_the_core_is_pure() -> None:
+    pure = [n for n in PATHS if n.startswith(("proxy.core", "proxy.protocol"))]
+    assert not {n: found for n in pure if (found := _impure(n))}
 
 
 def test_only_what_drives_the_router_imports_it_in_the_core() -> None:
@@ -217,7 +223,7 @@ def test_nothing_interpreted_inherits_from_what_is_compiled() -> None:
         if n.startswith(parts) and path.name != "__init__.py" and n not in interpreted
     }
     for name in PATHS.keys() - compiled:
-        bases = dict(_bases(ast.parse(PATHS[name].read_text("utf-8"))))
+        bases = dict(_bases(tree(name)))
         assert compiled.isdisjoint(bases), f"{name}: {bases}"
 
 
