@@ -31,7 +31,7 @@ from tests.support.harness import (
     until,
 )
 
-CUTS = int(os.environ.get("MIGRATION_CUTS", "240"))
+CUTS = int(os.environ.get("MIGRATION_CUTS", "120"))
 """Cuts at random bytes, over all forms of requests; `make migration` has 1,000."""
 TOKENS = 24
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -168,12 +168,12 @@ def per_s(run: Run, from_s: float, until_s: float) -> float:
 )
 def test_five_times_too_much(thresholds: Thresholds) -> None:
     free = Run(2, Thresholds())
-    free.run(load(400.0, 5.0), until_s=60.0)
-    capacity = per_s(free, 10.0, 60.0)
+    free.run(load(400.0, 5.0), until_s=40.0)
+    capacity = per_s(free, 10.0, 40.0)
     run = Run(2, thresholds)
-    sent = load(5 * capacity / MEAN_TOKENS, 60.0)
-    run.run(sent, until_s=90.0)
-    goodput = per_s(run, 10.0, 60.0)
+    sent = load(5 * capacity / MEAN_TOKENS, 40.0)
+    run.run(sent, until_s=70.0)
+    goodput = per_s(run, 10.0, 40.0)
     sys.stdout.write(
         f"capacity {capacity:.0f} tokens/s, goodput {goodput:.0f} ({goodput / capacity:.0%}), "
         f"{len(run.refused)} of {len(sent)} refused\n"

@@ -79,7 +79,7 @@ async def test_a_switch_of_effort_harms_nobody_else(tmp_path: Path, client: str)
 
     async with proxied(tmp_path, 3, sim=ENGINE) as (proxy, _):
         session = sessions_of(client)[0]
-        found = await served(proxy, session, USERS, {USERS[0]: switching})
+        found = await served(proxy, session, USERS[:4], {USERS[0]: switching})
         others = [one for one in found if one.user != USERS[0] and one.turn > 1]
         assert max(one.error for one in others) < 0.05
         switched = [one for one in found if one.user == USERS[0] and one.turn > 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import repeat
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import openai
 import orjson
 import pytest
 
@@ -345,37 +343,6 @@ async def test_a_late_instance_is_left_for_another(
             assert 0.2 <= record["limit_s"] < 1.0
             assert proxy.metric("upstream_retries_total", reason="late") == 1
             await proxy.at_rest()
-
-
-async def test_the_official_clients_raise(tmp_path: Path) -> None:
-    """However a stream breaks. Anthropic's takes a second to import: in this test only."""
-    anthropic: Any = importlib.import_module("anthropic")
-    for _, script, _, code in BREAKS:
-        if code != "bad_upstream":
-            await officially_asked(tmp_path, script, anthropic)
-
-
-async def officially_asked(folder: Path, script: Script, anthropic: Any) -> None:
-    """Each client is told that its stream broke."""
-    said: Any = [{"role": "user", "content": "hello"}]
-    options: dict[str, Any] = {"api_key": "x", "max_retries": 0}
-    async with fed(folder, script, idle_timeout=0.1) as (proxy, _):
-        url = proxy.server.url
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", **options) as client:
-            stream = await client.chat.completions.create(
-                model="sim-8b", messages=said, stream=True
-            )
-            with pytest.raises(openai.APIError):
-                [piece async for piece in stream]
-            events = await client.responses.create(model="sim-8b", input="x", stream=True)
-            with pytest.raises(openai.APIError):
-                [piece async for piece in events]
-        async with anthropic.AsyncAnthropic(base_url=url, **options) as other:
-            messages = await other.messages.create(
-                model="sim-8b", messages=said, max_tokens=9, stream=True
-            )
-            with pytest.raises(anthropic.APIError):
-                [piece async for piece in messages]
 
 
 def test_answers_are_compared() -> None:

@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, NotFoundError
 
 from replayer.simulator.host import SimFleet
 from tests.support.harness import until
@@ -86,24 +85,3 @@ async def test_headers_of_a_stream_come_before_the_first_token(http):
         async with http.post(fleet.engines[0].url + TEXT, json=body) as answer:
             assert answer.status == 200
             assert fleet.engines[0].stats()["generated_tokens"] == 0
-
-
-async def test_the_openai_client_is_served(engine):
-    client = AsyncOpenAI(base_url=engine.url + "/v1", api_key="none", max_retries=0)
-    async with client:
-        whole = await client.chat.completions.create(
-            model="sim-8b", messages=[{"role": "user", "content": "hello"}], max_tokens=7
-        )
-        stream = await client.chat.completions.create(
-            model="sim-8b",
-            messages=[{"role": "user", "content": "hello"}],
-            max_tokens=7,
-            stream=True,
-        )
-        text = "".join([c.choices[0].delta.content or "" async for c in stream])
-        assert text == whole.choices[0].message.content
-        plain = await client.completions.create(model="sim-8b", prompt="hello", max_tokens=3)
-        assert plain.usage is not None
-        assert plain.usage.completion_tokens == 3
-        with pytest.raises(NotFoundError):
-            await client.completions.create(model="other", prompt="hello")

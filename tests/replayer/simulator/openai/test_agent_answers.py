@@ -103,3 +103,25 @@ async def test_responses(engine: SimEngine) -> None:
     assert last.usage.input_tokens == kept.usage.input_tokens
     cached = last.usage.input_tokens_details.cached_tokens
     assert streamed.usage.total_tokens - 16 < cached
+
+
+async def test_the_openai_client_is_served(engine: SimEngine) -> None:
+    openai: Any = importlib.import_module("openai")
+    client = openai.AsyncOpenAI(base_url=engine.url + "/v1", api_key="none", max_retries=0)
+    async with client:
+        whole = await client.chat.completions.create(
+            model="sim-8b", messages=[{"role": "user", "content": "hello"}], max_tokens=7
+        )
+        stream = await client.chat.completions.create(
+            model="sim-8b",
+            messages=[{"role": "user", "content": "hello"}],
+            max_tokens=7,
+            stream=True,
+        )
+        text = "".join([c.choices[0].delta.content or "" async for c in stream])
+        assert text == whole.choices[0].message.content
+        plain = await client.completions.create(model="sim-8b", prompt="hello", max_tokens=3)
+        assert plain.usage is not None
+        assert plain.usage.completion_tokens == 3
+        with pytest.raises(openai.NotFoundError):
+            await client.completions.create(model="other", prompt="hello")
