@@ -17,7 +17,9 @@ def pytest_configure() -> None:
     """Take SIGINT back where it is ignored, as under `nohup` or in a script's background.
 
     A child inherits that, and a test that interrupts one would wait for its end for ever.
+    What is collected stays until the end, so no garbage is looked for meanwhile.
     """
+    gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -29,5 +31,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what is loaded by now out of garbage collections: thousands of tests, never freed."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
