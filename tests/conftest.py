@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, settings
 
 _FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=_FINE)
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=40)
 settings.register_profile("long", max_examples=10_000, deadline=None, suppress_health_check=_FINE)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_configure() -> None:

@@ -43,9 +43,12 @@ from proxy.telemetry.record import RequestRecord, note_usage
 from proxy.telemetry.request_log import record_json
 from replayer.trace.loaders import TraceRequest, read_trace
 from replayer.trace.rows import TraceError
+from tests.support.examples import USUAL, examples
 
 scalars = st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text()
-few = settings(max_examples=40 if settings().max_examples == 100 else settings().max_examples)
+few = settings(
+    max_examples=examples(40) if settings().max_examples <= USUAL else settings().max_examples
+)
 CHUNKS = (
     b"5\r\nhello\r\n",
     b"5;a=b\r\nhel",

@@ -22,6 +22,7 @@ from proxy.core import is_compiled
 from proxy.core.instances import InstanceStates
 from proxy.core.lease import Charge, Lease, Phase
 from proxy.core.ledger import Ledger
+from tests.support.examples import examples
 
 NAMES = ("a", "b", "c")
 tokens = st.integers(0, 100_000)
@@ -133,7 +134,7 @@ class Requests(RuleBasedStateMachine):
 
 
 TestConservation = Requests.TestCase
-TestConservation.settings = settings(max_examples=60, stateful_step_count=40)
+TestConservation.settings = settings(max_examples=examples(60), stateful_step_count=40)
 
 
 class _ReleasesAgain(Lease):

@@ -23,6 +23,7 @@ from proxy.protocol.body import (
 from proxy.protocol.prompt.facts import MOST_VALUES, prompt_bytes, prompt_facts
 from tests.proxy.protocol.prompt.test_facts import COMPLETIONS, json_values
 from tests.support.examined import facts_of, splice
+from tests.support.examples import examples
 
 SHAPES = 1000
 NAMES = (
@@ -110,7 +111,7 @@ def as_json(value: Any) -> bytes:
     return text.replace("-Infinity", "null").replace("Infinity", "null").encode()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.dictionaries(st.text(max_size=8) | st.sampled_from(NAMES), json_values, max_size=5))
 def test_a_body_is_judged_whatever_it_holds(body: dict[str, Any]) -> None:
     raw = as_json(body)

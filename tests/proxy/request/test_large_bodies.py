@@ -41,6 +41,7 @@ from tests.chaos.client import connect
 from tests.chaos.command import ROOT
 from tests.proxy.protocol.prompt.test_facts import json_values
 from tests.proxy.protocol.test_body_fields import as_json
+from tests.support.examples import examples
 from tests.support.harness import RawEngine, ServedProxy, chat, plain, proxied, says, until, words
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/x")
@@ -74,7 +75,7 @@ def shown(found: Examined | Unfit | None) -> Any:
     return found.fields, found.session, found.put, found.drop, prompt_shown, plan
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.dictionaries(TOP, json_values, max_size=6) | json_values,
     st.sampled_from(PATHS),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from replayer.engine.costs import DecodeRun
 from replayer.engine.engine import Engine
 from replayer.engine.types import EngineOptions, Finished, FirstToken, Job, SimRequest
+from tests.support.examples import examples
 from tests.support.jobs import SMALL, finish, make_job
 
 
@@ -136,7 +137,7 @@ def _run_until(engine: Engine, until_s: float, look_every_s: float | None) -> No
         engine.advance(due_s)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(arrivals=_arrivals, blocks=st.integers(25, 80), budget=st.integers(1, 64))
 def test_any_mix_of_requests_ends_and_gives_every_block_back(arrivals, blocks, budget):
     options = replace(SMALL, num_blocks=blocks, max_model_len=100, max_num_batched_tokens=budget)
@@ -147,7 +148,7 @@ def test_any_mix_of_requests_ends_and_gives_every_block_back(arrivals, blocks, b
         assert tokens == output or abort_s is not None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(arrivals=_arrivals, blocks=st.integers(25, 80), every_s=st.floats(0.0, 0.05))
 def test_looking_more_often_changes_nothing(arrivals, blocks, every_s):
     options = replace(SMALL, num_blocks=blocks, max_model_len=100)

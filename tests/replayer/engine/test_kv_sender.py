@@ -19,6 +19,7 @@ from replayer.engine.types import (
     SimRequest,
     Unpinned,
 )
+from tests.support.examples import examples
 
 WIRE = TransferCost(x0=0.5, bytes_per_token=100, bandwidth=10_000.0)
 OPTIONS = EngineOptions(
@@ -255,7 +256,7 @@ def test_an_abort_before_scheduling_leaves_the_sender_pinned():
     pair.check()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     legs=st.lists(
         st.tuples(

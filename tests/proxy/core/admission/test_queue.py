@@ -21,6 +21,7 @@ from proxy.core.admission.queue import (
     WaitQueue,
 )
 from proxy.core.types import RejectReason
+from tests.support.examples import examples
 
 HIGH, NORMAL, LOW = Priority
 PRIOR_TPS = 1e6
@@ -336,5 +337,5 @@ class Conservation(RuleBasedStateMachine):
             assert not any(self.q._held)
 
 
-Conservation.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+Conservation.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestConservation = Conservation.TestCase

@@ -67,8 +67,10 @@ def test_bad_ones(params: Any) -> None:
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=9),
-        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner),
-        max_leaves=40,
+        lambda inner: (
+            st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4)
+        ),
+        max_leaves=20,
     )
 )
 def test_never_raises_and_depth_is_bounded(params: Any) -> None:

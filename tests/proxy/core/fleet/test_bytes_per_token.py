@@ -14,6 +14,7 @@ from proxy.core.fleet.bytes_per_token import (
 )
 from proxy.core.instances import InstanceStates
 from proxy.core.types import BYTES_PER_TOKEN_PRIOR, MEDIA_PRIOR
+from tests.support.examples import examples
 
 reports = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)), max_size=20)
 
@@ -62,7 +63,7 @@ def test_models_are_bounded_and_the_one_in_use_stays() -> None:
     assert ratios.of("used") == pytest.approx(3.0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     reports,
     st.lists(st.floats(2.0, 6.0), min_size=2, max_size=6),

@@ -12,6 +12,7 @@ from proxy.core.kvcache.conversations import MOST_ALIKE, MOST_BESIDE, Conversati
 from proxy.core.kvcache.sessions import Sessions, Stay
 from proxy.core.types import RequestFacts
 from tests.support.caches import Caches
+from tests.support.examples import examples
 
 TTL_S, MOST, BLOCK = 100.0, 64, 256
 
@@ -435,7 +436,7 @@ requests = st.tuples(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(requests, max_size=40))
 @pytest.mark.parametrize("most", [3, MOST])
 def test_whatever_comes_all_is_counted_and_bounded(most: int, asked: list[tuple]) -> None:  # type: ignore[type-arg]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.core.kvcache.inflight import Inflight
 from tests.support.caches import Caches
+from tests.support.examples import examples
 
 paths = st.lists(st.integers(0, 2), max_size=8)
 steps = st.lists(
@@ -27,7 +28,7 @@ def chained(path: Sequence[int]) -> list[int]:
     return [hash(tuple(path[: i + 1])) for i in range(len(path))]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(steps, paths, st.integers(0, 8))
 def test_as_a_list_of_prompts_would_say(
     plan: list[tuple[str, str, int, list[int], int]], asked: list[int], hit: int

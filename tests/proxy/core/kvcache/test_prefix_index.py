@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from proxy.core.kvcache.engine_cache import Hold
 from proxy.core.kvcache.prefix_index import BYTES_PER_BLOCK, PrefixIndex
 from tests.support.caches import Caches
+from tests.support.examples import examples
 
 NAMES = ("a", "b", "c", "d")
 names = st.sampled_from(NAMES)
@@ -99,7 +100,7 @@ def traces(index: PrefixIndex) -> list[str]:
 
 
 TestIndex: Any = Index.TestCase
-TestIndex.settings = settings(max_examples=60, stateful_step_count=30)
+TestIndex.settings = settings(max_examples=examples(60), stateful_step_count=30)
 
 
 def index(at: Caches, **held: Sequence[int]) -> PrefixIndex:
@@ -298,7 +299,7 @@ def test_what_is_held_is_closed_under_prefixes(
         assert held == sorted(held, reverse=True)
 
 
-@pytest.mark.parametrize("blocks", [3000, 5461, 10922])
+@pytest.mark.parametrize("blocks", [2000, 2730, 5461])
 @pytest.mark.parametrize("instances", [1, 40])
 @pytest.mark.parametrize("length", [1, 50])
 def test_a_full_index_needs_no_more_than_it_claims(

@@ -20,6 +20,7 @@ from proxy.core.kvcache.reuse import (
 )
 from proxy.core.types import RequestFacts
 from replayer.engine.kvcache import BlockPool, Holding
+from tests.support.examples import examples
 
 BLOCK = 1000
 
@@ -442,7 +443,7 @@ class EngineBeside:
             self.running.append((f, use, holding))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.booleans()), max_size=60))
 def test_the_index_has_what_an_engine_has(steps: list[tuple[int, int, bool]]) -> None:
     """Where no prompt waits for room: block by block, for turns of sessions, siblings, repeats."""

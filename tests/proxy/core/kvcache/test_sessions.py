@@ -15,6 +15,7 @@ from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.sessions import Adopted, ByTenant, Sessions, Stay, StoredResponses
 from proxy.protocol.names.session_names import tenant_of
 from tests.support.caches import Caches
+from tests.support.examples import examples
 
 TTL_S, MAX = 10.0, 4
 INSTANCES = ("a", "b", "c")
@@ -128,7 +129,7 @@ class Table(RuleBasedStateMachine):
 
 
 TestTable: Any = Table.TestCase
-TestTable.settings = settings(max_examples=60, stateful_step_count=30)
+TestTable.settings = settings(max_examples=examples(60), stateful_step_count=30)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_one_that_is_served_now_is_not_the_first_to_go() -> None:
 
 def test_whose_key_goes_is_what_a_plain_count_says() -> None:
     @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["", "x", "y", "z"]))))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     def same(uses: list[tuple[str, str]]) -> None:
         table: OrderedDict[str, str] = OrderedDict()
         shares: ByTenant[str] = ByTenant()

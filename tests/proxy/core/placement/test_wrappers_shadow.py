@@ -15,6 +15,7 @@ from proxy.core.placement.wrappers import Shadow
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, Reject, RequestFacts, RouterConfig
+from tests.support.examples import examples
 
 NAMES = list(POLICIES)
 
@@ -39,7 +40,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.sampled_from(NAMES), st.sampled_from(NAMES), steps)
 def test_with_a_shadow_everything_goes_the_same_way(
     policy: str, shadow: str, plan: list[tuple[str, int, int]]

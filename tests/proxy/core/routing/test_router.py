@@ -29,6 +29,7 @@ from proxy.core.types import (
     RouterConfig,
     Thresholds,
 )
+from tests.support.examples import examples
 
 
 def facts(
@@ -622,7 +623,7 @@ def test_what_ends_after_its_instances_were_removed_leaves_nothing_of_them(
         assert not any(name in pair for pair in r.latency._pairs)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(policy=st.sampled_from(["seed-heuristic", "always"]), plan=steps)
 def test_any_life_ends_at_zero(policy: str, plan: list[tuple[str, int, int]]) -> None:
     """Through the router's own calls, in any order and with any instance coming and going."""

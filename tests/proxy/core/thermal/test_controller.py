@@ -14,6 +14,7 @@ from proxy.core.thermal.options import ThermalOptions
 from proxy.core.thermal.policy import Scheduler
 from proxy.core.thermal.readings import COOL, GpuReading, HeatLimits, InstanceWork
 from proxy.core.thermal.victims import Victim
+from tests.support.examples import examples
 
 OPTIONS = ThermalOptions()
 BUSY = InstanceWork(running=200, kv_tokens=200_000, waiting=50)
@@ -302,7 +303,7 @@ EVENT = st.tuples(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.sampled_from([*LAWS]), st.lists(EVENT, max_size=120))
 def test_what_always_holds(law: str, events: list[tuple[str, float, int, float]]) -> None:
     options = ThermalOptions(law=law, min_cap=2, max_running=200, safe_cap=20)

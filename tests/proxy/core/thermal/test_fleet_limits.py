@@ -25,6 +25,7 @@ from proxy.core.types import (
     RequestFacts,
     RouterConfig,
 )
+from tests.support.examples import examples
 
 TOKENS = 1000
 
@@ -257,7 +258,7 @@ class Driver:
         self.router.limit_heat(*which)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(steps, st.sampled_from([TOKENS, 30_000]))
 def test_no_cap_is_exceeded_and_nothing_is_lost(order: list[tuple[str, Any]], tokens: int) -> None:
     driver = Driver(tokens)

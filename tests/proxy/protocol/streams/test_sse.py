@@ -18,6 +18,7 @@ from proxy.protocol.streams.sse import (
     is_error_event,
     usage_member,
 )
+from tests.support.examples import examples
 
 DONE = b"data: [DONE]\n\n"
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
@@ -99,7 +100,7 @@ pieces = st.sampled_from(
 
 
 class TestAnyCut:
-    @settings(max_examples=150)
+    @settings(max_examples=examples(150))
     @given(st.lists(pieces, max_size=12).map(b"".join), st.data())
     def test_the_same_bytes_say_the_same(self, stream: bytes, data: st.DataObject) -> None:
         cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
@@ -275,7 +276,7 @@ class TestUsage:
         cuts = list(range(0, len(stream), 1000))
         assert usage_of(scanned(stream, cuts).usage()) == usage
 
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     @given(planted, st.sampled_from(["tools", "metadata", "output", "x"]))
     def test_of_a_response_only_its_own_is_found(self, value: Any, key: str) -> None:
         """That of a Responses API's stream is a member of the last event's response."""
@@ -300,7 +301,7 @@ class TestUsage:
         assert usage_of(scanner.usage()) is None
         assert scanner.is_done
 
-    @settings(max_examples=200)
+    @settings(max_examples=examples(200))
     @given(planted, st.sampled_from(["tools", "metadata", "choices", "x"]), st.booleans())
     def test_none_that_a_client_wrote_is_found(self, value: Any, key: str, streams: bool) -> None:
         """Whatever is echoed below a member of the answer, before or behind the engine's own."""

@@ -21,6 +21,7 @@ from tests.proxy.protocol.streams.test_sse import (
     event,
     said,
 )
+from tests.support.examples import examples
 
 NULL = event(choices=[{"delta": {"content": "w"}}], usage=None)
 ERROR = event(error={"message": "x", "code": 500})
@@ -128,7 +129,7 @@ def test_not_before_content_nor_at_the_mark() -> None:
     assert owner.scanner.events == 6
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.lists(st.sampled_from([TEXT, TEXT, NULL, *PLAIN, *OTHER, b"data: {"]), max_size=20),
     st.lists(st.integers(0, 1 << 16), max_size=6),
