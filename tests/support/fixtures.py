@@ -5,10 +5,11 @@ A `conftest.py` imports what its folder needs; pytest finds fixtures and hooks t
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 import uvloop
-from blockbuster import BlockBuster, blockbuster_ctx
+from blockbuster import BlockBuster
 
 from proxy.net import timeouts
 
@@ -17,14 +18,25 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], AbstractEventLoop]
     return {"uvloop": uvloop.new_event_loop}
 
 
+@cache
+def _watch() -> BlockBuster:
+    """Made once: with thousands of tests the making takes longer than many of them."""
+    made = BlockBuster("proxy")
+    for function in made.functions.values():
+        # Opening the log and reading the version happen once, before the first request.
+        function.can_block_in("proxy/state/proxy_state.py", "start")
+        function.can_block_in("proxy/app.py", "start")
+    return made
+
+
 @pytest.fixture(autouse=True)
 def blockbuster() -> Iterator[BlockBuster]:
-    with blockbuster_ctx("proxy") as found:
-        for function in found.functions.values():
-            # Opening the log and reading the version happen once, before the first request.
-            function.can_block_in("proxy/state/proxy_state.py", "start")
-            function.can_block_in("proxy/app.py", "start")
-        yield found
+    watch = _watch()
+    watch.activate()
+    try:
+        yield watch
+    finally:
+        watch.deactivate()
 
 
 @pytest.fixture(autouse=True)
