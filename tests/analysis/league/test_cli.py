@@ -41,7 +41,7 @@ def test_the_command_prints_a_table_and_writes_rows_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "league.json"
-    options = "--instances 2 --load 0.5,1 --seeds 2 --regime fits --horizon 60 --jobs 1"
+    options = "--instances 2 --load 0.5,1 --seeds 2 --regime fits --horizon 30 --jobs 1"
     policies = "cost,session-sticky"
     arguments = ["league", str(SAMPLE), *options.split(), "--policies", policies]
     assert main([*arguments, "--json", str(out), "--figures", str(tmp_path / "figures")]) == 0
@@ -67,7 +67,7 @@ def test_the_command_prints_a_table_and_writes_rows_and_figures(
 def test_a_long_command_says_how_far_it_is_and_ends_with_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    options = "--instances 2 --load 0.5 --seeds 2 --horizon 60 --scale 0.2:200000 --jobs 1"
+    options = "--instances 2 --load 0.5 --seeds 2 --horizon 30 --scale 0.2:200000 --jobs 1"
     policies = ["--policies", "cost,session-sticky"]
     assert main(["league", str(SAMPLE), *options.split(), *policies]) == 0
     said = capsys.readouterr()

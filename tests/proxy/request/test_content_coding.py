@@ -120,7 +120,7 @@ def test_a_body_may_be_as_long_as_a_plain_one(name: str) -> None:
 @pytest.mark.parametrize("name", ["gzip", "deflate", "zstd"])
 def test_of_a_bomb_no_more_is_unpacked_than_is_allowed(name: str) -> None:
     coding, pack = PACKS[name]
-    bomb = pack(b"a" * 50_000_000)
+    bomb = pack(b"a" * 20_000_000)
     tracemalloc.start()
     try:
         with pytest.raises(BodyTooLargeError):
@@ -221,20 +221,21 @@ PATHS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", PACKS)
-async def test_an_engine_gets_the_plain_body(tmp_path: Path, name: str, path: str) -> None:
+async def test_an_engine_gets_the_plain_body(tmp_path: Path, name: str) -> None:
     coding, pack = PACKS[name]
     coding = "x-gzip" if name == "x-gzip" else coding
-    body = orjson.dumps({"model": "m", **PATHS[path]})
     async with RawEngine(says(plain(b"{}"))) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
-            answer = await proxy.post(pack(body), path, headers={"Content-Encoding": coding})
-            assert answer.status == 200
-            assert engine.posts == [body]
-            (head,) = engine.post_heads
-            assert b"content-encoding" not in head.lower()
-            assert f"content-length: {len(body)}\r\n".encode() in head.lower()
+            for path, fields in PATHS.items():
+                body = orjson.dumps({"model": "m", **fields})
+                answer = await proxy.post(pack(body), path, headers={"Content-Encoding": coding})
+                assert answer.status == 200, path
+                assert engine.posts[-1] == body, path
+                head = engine.post_heads[-1].lower()
+                assert b"content-encoding" not in head, path
+                assert f"content-length: {len(body)}\r\n".encode() in head, path
+            assert len(engine.posts) == len(PATHS)
             await proxy.at_rest()
 
 

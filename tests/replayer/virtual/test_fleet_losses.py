@@ -17,6 +17,7 @@ from replayer.virtual.arrivals import Planned
 from replayer.virtual.fleet import simulate
 from replayer.virtual.load import TraceTurn
 from replayer.virtual.requests import Loss, VirtualOptions, VirtualRun
+from tests.support.examples import examples
 
 BLOCK = 512
 ENGINE = EngineOptions(block_size=BLOCK, num_blocks=400, max_model_len=400 * BLOCK)
@@ -123,7 +124,7 @@ def test_with_nobody_lost_a_limit_changes_nothing() -> None:
     policy=st.sampled_from(["cost", "seed-heuristic", "never"]),
     join=st.booleans(),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_whatever_dies_every_lease_closes_once(
     gaps_s: list[tuple[float, int]], limit: int, policy: str, join: bool
 ) -> None:
