@@ -15,7 +15,7 @@ from replayer.simulator.host import SimEngine, SimFleet
 from tests.support.admin import call
 from tests.support.harness import ServedProxy, chat, until
 
-SIM: dict[str, Any] = {"speed": 50.0, "tick": 0.0, "thermal": True, "gpus": 2}
+SIM: dict[str, Any] = {"speed": 50.0, "tick": 0.01, "thermal": True, "gpus": 2}
 OPTIONS: dict[str, Any] = {"sensor_interval": 0.05, "health_interval": 60, "scrape_interval": 60}
 
 
@@ -65,7 +65,7 @@ async def test_an_exporter_that_fails_is_seen_by_its_age(
                 return proxy.metric("thermal_sensor_age_seconds", upstream="a")
 
             # A sensor that repeats itself is only found out while the instance works.
-            running = asyncio.create_task(proxy.post(chat("x", max_tokens=60_000)))
+            running = asyncio.create_task(proxy.post(chat("x", stream=False, max_tokens=60_000)))
             await until(lambda: state.in_flight.count == 1, "it works")
             engine.faults.change(sensor=fault)
             await until(lambda: age_s() > 0.5, "the age grows")

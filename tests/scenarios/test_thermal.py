@@ -19,7 +19,7 @@ from replayer.simulator.host import SimFleet
 from tests.support.admin import call
 from tests.support.harness import ServedProxy, chat, until
 
-SIM: dict[str, Any] = {"speed": 50.0, "tick": 0.0, "thermal": True}
+SIM: dict[str, Any] = {"speed": 50.0, "tick": 0.01, "thermal": True}
 QUICK = """
 target_celsius = 60
 critical_celsius = 75
