@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,9 +19,7 @@ def pytest_configure() -> None:
     """Take SIGINT back where it is ignored, as under `nohup` or in a script's background.
 
     A child inherits that, and a test that interrupts one would wait for its end for ever.
-    What is collected stays until the end, so no garbage is looked for meanwhile.
     """
-    gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -30,7 +29,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("demo") is None)
 
 
-def pytest_collection_finish() -> None:
-    """Leave what is loaded by now out of garbage collections: thousands of tests, never freed."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among what stays, while it is collected and ever after.
+
+    It is thousands of tests, never freed.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
