@@ -31,7 +31,13 @@ def test_the_vocabulary_is_a_thousand_distinct_plain_words():
 
 @pytest.mark.parametrize(
     "path",
-    ["LICENSE", "CONTRIBUTING.md", "docs/concepts/decisions.md", "proxy/app.py", "configs/alerts.yml"],
+    [
+        "LICENSE",
+        "CONTRIBUTING.md",
+        "docs/concepts/decisions.md",
+        "proxy/app.py",
+        "configs/alerts.yml",
+    ],
 )
 def test_text_has_four_to_five_bytes_per_token_as_with_real_vocabularies(path):
     text = (ROOT / path).read_text("utf-8")

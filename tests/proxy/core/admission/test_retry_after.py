@@ -102,7 +102,7 @@ def test_whatever_comes_or_does_not_the_books_are_bounded(
         now_s += later_s
         if is_refused:
             refused += 1
-            assert 0 < told_s(promises, now_s, request, tokens) <= 30
+            assert 0 < told_s(promises, now_s, request, tokens) <= 30 + 1e-9  # of rounding
         else:
             promises.came(request, now_s)
         assert 0.0 <= promises.kept_ratio <= 1.0
