@@ -8,7 +8,8 @@ than everything else that the request waits for. So limits are kept in a set tha
 loop checks every `TICK_S`: a limit expires up to that much late, never early. Limits of `FAR_S` and
 more, which every stream has, are checked in each `FAR_TICKS`-th tick only.
 
-Time in which the process was stopped does not count against any limit.
+Time in which the process was stopped does not count against any limit. A callback that fails ends
+its own limit's body, and nobody else's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -93,15 +94,36 @@ class _Keeper:
         if lost_s > LOST_S:
             for limit in (*self.near, *self.far):
                 limit.forgive(lost_s)
-        for limit in tuple(self.near):
-            limit.look(now_s)
+        self.sleep(now_s)  # first, so that no callback's fault ends the tick
         self._ticks += 1
+        limits = tuple(self.near)
         if self._ticks >= FAR_TICKS:
             self._ticks = 0
-            for limit in tuple(self.far):
-                limit.look(now_s)
-        if self.near or self.far:
-            self.sleep(now_s)
+            limits += tuple(self.far)
+        self._look_at(iter(limits), now_s)
+        if not (self.near or self.far) and self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def _look_at(self, limits: Iterator[Limit | Alarm], now_s: float) -> None:
+        """Look at each; where one's callback fails, that one ends, and the others have their turn.
+
+        The loop logs the fault, as that of any callback.
+        """
+        looked: Limit | Alarm | None = None
+        try:
+            for looked in limits:
+                looked.look(now_s)
+            looked = None
+        finally:
+            if looked is not None:
+                self.loop.call_soon(self._look_at_rest, limits, now_s)
+                looked.break_off()
+
+    def _look_at_rest(self, limits: Iterator[Limit | Alarm], now_s: float) -> None:
+        """Look at those of them that have not ended meanwhile."""
+        rest = [limit for limit in limits if limit in self.near or limit in self.far]
+        self._look_at(iter(rest), now_s)
 
 
 _last: list[_Keeper] = []
@@ -132,6 +154,10 @@ class Alarm:
     def stop(self) -> None:
         """Cancel the alarm."""
         self._keeper.near.discard(self)
+
+    def break_off(self) -> None:
+        """Called when `look` failed."""
+        self.stop()
 
     def look(self, now_s: float) -> None:
         """Called at every tick."""
@@ -208,6 +234,11 @@ class Limit:
         """Called at every tick."""
         if now_s >= self._when_s:
             self._expire()
+
+    def break_off(self) -> None:
+        """Called when `look` failed: the body ends as at its limit, and nothing is looked at."""
+        self._running.discard(self)
+        self._expire()
 
     def forgive(self, lost_s: float) -> None:
         """Extend by time in which the process could not run."""

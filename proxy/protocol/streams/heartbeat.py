@@ -19,6 +19,8 @@ from proxy.protocol.streams.sse import object_of
 COMMENT: Final = b": keepalive\n"
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _SHARED = ("id", "object", "created", "model")
+_PLAIN = (str, int, float)
+"""What is copied of an engine's: orjson reads lists that it cannot write, as they are too deep."""
 
 
 def heartbeat(dialect: Dialect, first_data: bytes, events: int) -> bytes:
@@ -38,7 +40,7 @@ def heartbeat(dialect: Dialect, first_data: bytes, events: int) -> bytes:
     is_text = dialect is Dialect.COMPLETIONS
     kind = "text_completion" if is_text else "chat.completion.chunk"
     chunk: dict[str, Any] = {"id": "", "object": kind, "created": 0, "model": ""}
-    chunk |= {name: first[name] for name in _SHARED if name in first}
+    chunk |= {name: first[name] for name in _SHARED if isinstance(first.get(name), _PLAIN)}
     nothing: dict[str, Any] = {"text": ""} if is_text else {"delta": {}}
     chunk["choices"] = [{"index": 0, **nothing, "logprobs": None, "finish_reason": None}]
     return b"%bdata: %b\n\n" % (COMMENT, orjson.dumps(chunk))

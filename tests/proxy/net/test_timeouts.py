@@ -131,6 +131,45 @@ def test_silence_is_counted_from_the_last_progress_and_has_its_beats() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("where", ["beat", "progress", "ring"])
+def test_one_callbacks_fault_is_nobody_elses(where: str) -> None:
+    """Every other limit ends when it should, and the tick goes on though nobody makes a limit."""
+
+    def fails() -> None:
+        raise TypeError("a fault")
+
+    def fails_later() -> int:
+        return 1 // (now_s() < 0.5)
+
+    async def test() -> None:
+        faults: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        beats_s, rung_s = list[float](), list[float]()
+        tasks = [
+            asyncio.create_task(ended_s(limit))
+            for limit in (Limit(3.0), IdleLimit(4.0, lambda: 0), Limit(FAR_S + 5.0))
+        ]
+        beating = IdleLimit(6.0, lambda: 0, 1.0, lambda: beats_s.append(now_s()))
+        tasks.append(asyncio.create_task(ended_s(beating)))
+        Alarm(2.0, lambda: rung_s.append(now_s()))
+        broken = []
+        for _ in range(40):
+            if where == "ring":
+                Alarm(0.5, fails)
+            elif where == "beat":
+                broken.append(asyncio.create_task(ended_s(IdleLimit(50.0, lambda: 0, 0.5, fails))))
+            else:
+                broken.append(asyncio.create_task(ended_s(IdleLimit(5.0, fails_later))))
+        assert [s and round(s) for s in await asyncio.gather(*tasks)] == [3, 4, 15, 6]
+        assert len(beats_s) == 5
+        assert [round(s) for s in rung_s] == [2]
+        took_s = await asyncio.gather(*broken)
+        assert all(s is not None and s < 1.0 for s in took_s), "what cannot be looked at ends"
+        assert len(faults) == 40, "each once"
+
+    run(test())
+
+
 def test_silence_may_be_allowed_less_from_now_on() -> None:
     async def test() -> None:
         limit = IdleLimit(60.0, lambda: 0)

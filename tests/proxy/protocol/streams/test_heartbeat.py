@@ -50,6 +50,28 @@ def test_a_chunk_is_one_of_its_stream_and_says_nothing(dialect: Dialect) -> None
     assert choice == nothing | {"index": 0, "logprobs": None, "finish_reason": None}
 
 
+@pytest.mark.parametrize("dialect", [Dialect.CHAT, Dialect.COMPLETIONS, Dialect.OPENAI])
+@pytest.mark.parametrize("name", ["id", "object", "created", "model", "choices", "x"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" * 300 + b"]" * 300,
+        b'{"a":' * 300 + b"1" + b"}" * 300,
+        b"18446744073709551616",
+        b"-9223372036854775809",
+        b"1e400",
+        b"null",
+        b'"x"',
+    ],
+)
+def test_no_member_of_an_engine_stops_it(dialect: Dialect, name: str, value: bytes) -> None:
+    first = b'{"choices":[],"%b":%b}' % (name.encode(), value)
+    beat = heartbeat(dialect, first, 0)
+    if beat != b": keepalive\n\n":
+        chunk = data_of(beat)
+        assert not any(isinstance(chunk[one], list | dict) for one in ("id", "created", "model"))
+
+
 @pytest.mark.parametrize("dialect", Dialect)
 def test_its_scanner_takes_it_for_no_content_and_no_end(dialect: Dialect) -> None:
     scanner = Scanner()
