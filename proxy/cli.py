@@ -115,6 +115,7 @@ async def _serve(loaded: Loaded, given: Sequence[str], inherited: InheritedSocke
 
     server = Proxy(loaded.settings, lambda: load(given, os.environ).settings, inherited)
     supervisor = Notifier(os.environ, loaded.settings.pid_file)
+    asyncio.get_running_loop().set_exception_handler(log.LoopFaults())
     await server.start()
     server.catch_signals()
     collect_rarely()

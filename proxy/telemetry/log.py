@@ -7,14 +7,17 @@ come with every request are throttled: at most one per cause and 10 s.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import queue
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Hashable
 from logging.handlers import QueueHandler
+from typing import Any
 
 import orjson
 
@@ -176,3 +179,31 @@ class Throttle:
 def more(suppressed: int) -> str:
     """End of a log line: the number of similar lines that were suppressed."""
     return f"; {suppressed} more since the last line" if suppressed else ""
+
+
+class LoopFaults:
+    """The loop's exception handler: logs a fault in a callback once per line of code and interval.
+
+    The text of each has the callback's own address and arguments in it.
+    """
+
+    __slots__ = ("_throttle",)
+
+    def __init__(self) -> None:
+        self._throttle = Throttle()
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log what the loop tells of a fault, with its traceback."""
+        error, message = context.get("exception"), str(context.get("message"))
+        cause = message if error is None else (type(error), _where(error))
+        suppressed = self._throttle.turn(cause, loop.time())
+        if suppressed is not None:
+            loop.default_exception_handler({**context, "message": message + more(suppressed)})
+
+
+def _where(error: BaseException) -> tuple[str, int] | None:
+    """The line of code that raised an exception."""
+    at = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        at = frame.f_code.co_filename, line
+    return at

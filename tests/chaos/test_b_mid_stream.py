@@ -629,3 +629,20 @@ async def test_f146_ends_broken(rig: Floor, reason: str, moves: int) -> None:
         record, *others = await r.records(7)
         assert record["outcome"] == ("ok" if moves else "upstream_error")
         assert {other["decode_instance"] for other in others} == {"i1"}
+
+
+@pytest.mark.parametrize("member", ["id", "created"])
+async def test_f155_a_member_too_deep_to_be_written(rig: Floor, member: str) -> None:
+    """A heartbeat repeats the members that all events of a stream share."""
+    deep = b'data: {"%b":%b,' % (member.encode(), b"[" * 300 + b"]" * 300)
+    evil = event("fi").replace(b"data: {", deep)
+    silent = stalls(STREAM_HEAD + chunk(evil)), stalls(STREAM_HEAD + chunk(event("fi")))
+    limits = {"idle_timeout": 0.6, "heartbeat_interval": 0.1}
+    async with rig(silent, **limits, **SLOW_PROBES) as r:
+        ended = await asyncio.gather(*(r.ask(f"{n}") for n in range(12)))
+        assert {got.errors[0]["code"] for got in ended} == {"stream_idle_timeout"}
+        assert all(is_cut(got) for got in ended)
+        beats = [got.body.count(b": keepalive") for got in ended]
+        assert min(beats) >= 2
+        outcomes = {record["decode_instance"] for record in await r.records(12)}
+        assert outcomes == {"i0", "i1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from itertools import count
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.placement.wrappers import failing_open
 from proxy.core.types import FailureKind, Reason
-from proxy.telemetry.log import KEYS, LOG_EVERY_S, Throttle
+from proxy.telemetry.log import KEYS, LOG_EVERY_S, LoopFaults, Throttle
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.requests import FailureLog
 from tests.support.harness import (
@@ -40,6 +41,31 @@ def test_each_cause_has_its_turns() -> None:
     assert throttle.turn("b", 1.0) == 0
     assert throttle.turn("a", LOG_EVERY_S) == 99
     assert throttle.turn("a", 2 * LOG_EVERY_S) == 0
+
+
+async def test_a_fault_in_callbacks_of_the_loop_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once per line of code: the text of each has another address in it."""
+    loop = asyncio.get_running_loop()
+
+    def fails(value: object) -> None:
+        raise TypeError(f"a fault with {value}")
+
+    def fails_too() -> None:
+        raise TypeError("another line")
+
+    loop.set_exception_handler(LoopFaults())
+    for at in range(50):
+        loop.call_soon(fails, at)
+    loop.call_soon(fails_too)
+    for _ in range(3):
+        loop.call_exception_handler({"message": "without an exception"})
+    await asyncio.sleep(0)
+    lines = [record for record in caplog.records if record.name == "asyncio"]
+    assert len(lines) == 3
+    assert all(record.levelname == "ERROR" for record in lines)
+    assert "a fault with 0" in caplog.text, "with its traceback"
 
 
 def test_causes_are_bounded() -> None:
