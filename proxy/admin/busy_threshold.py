@@ -86,7 +86,7 @@ class BusyThreshold:
         own = gate.own(known).merged(changes)
         wanted = gate.as_if(known, own)
         if body.get("dry_run") is True:
-            return {**_row(known, wanted), "dry_run": True, "busy": self._busy(known, wanted)}
+            return {**_row(known, wanted), "dry_run": True, "busy": self._busy(known, own)}
         gate.set(known, own)
         _log.info("busy thresholds of %s: %s", known, _as_text(wanted))
         without = self._without_effect() if DECODE in given else []
@@ -105,12 +105,15 @@ class BusyThreshold:
         names = [member.instance.name for member in self._router.fleet.members()]
         return [name for name in names if self._router.lacks_kv_size(name)]
 
-    def _busy(self, model: str, wanted: Thresholds) -> list[str]:
-        """The instances that would be busy with these limits."""
+    def _busy(self, model: str, own: Thresholds) -> list[str]:
+        """The instances that would be busy if a model had these limits of its own."""
         router, now_s = self._router, self._clock.now_s()
-        names = [member.instance.name for member in router.fleet.members()]
+        loads = {
+            m.instance.name: router.ledger.load(m.instance.name) for m in router.fleet.members()
+        }
         gate = router.gate
-        return [n for n in names if gate.busy(n, model, router.ledger.load(n), now_s, wanted)]
+        wanted = {name: gate.as_if(model, own, name) for name in loads}
+        return [n for n, load in loads.items() if gate.busy(n, model, load, now_s, wanted[n])]
 
 
 def _row(model: str, thresholds: Thresholds) -> dict[str, object]:

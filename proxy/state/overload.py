@@ -53,7 +53,8 @@ class OverloadWatch:
         assert reject is not None
         model, fleet = reject.model, self._router.fleet
         is_one_of = len(fleet.models()) > 1 and fleet.serves(model)
-        limits = self._router.gate.thresholds(model)
+        past = reject.past[0].instance if reject.past else None
+        limits = self._router.gate.thresholds(model, past)
         why = cause(reject, limits, model[:MODEL_CHARS] if is_one_of else None)
         refused, longest_s = overload.refused_lately(now_s), overload.longest_s
         counted = f"{refused} refused in {WINDOW_S} s; longest wait {longest_s:.0f} s"

@@ -467,6 +467,35 @@ async def test_f133_one_engines_list_of_models(rig: Floor, how: str) -> None:
                 assert one.json == cards["deep"]
 
 
+async def test_f156_one_engines_card_names_a_base(rig: Floor) -> None:
+    """The base has a threshold that any prompt is past while another one is computed."""
+    free = asyncio.Event()
+
+    async def waits(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await free.wait()
+        await GOOD(reader, writer)
+
+    engines = [Scripted(waits) for _ in range(3)]
+    cards = b'{"data":[{"id":"%s"},{"id":"base"}]}' % MODEL.encode()
+    evil = b'{"data":[{"id":"%s","parent":"base"}]}' % MODEL.encode()
+    for engine in engines:
+        engine.gets["/v1/models"] = plain(cards)
+    engines[2].gets["/v1/models"] = plain(evil)
+    async with rig(engines, max_queue=0, **SLOW_PROBES) as r:
+        await until(lambda: r.router.fleet.serves("base"), "their models are known")
+        url = f"{r.proxy.server.admin_url}/busy_threshold"
+        limit = {"model": "base", "active_prefill_tokens_threshold": 5}
+        async with r.proxy.http.post(url, json=limit) as answer:
+            assert answer.status == 200
+        asked = [asyncio.create_task(r.ask(f"prompt {n} " + words(40))) for n in range(9)]
+        try:
+            await until(lambda: sum(e.busy for e in engines) == len(asked), "all have an engine")
+            assert engines[2].busy <= 1, "on the instance that says so it holds"
+        finally:
+            free.set()
+        assert all([is_fine(await one) for one in asked])
+
+
 def publishes(payload: bytes) -> Script:
     """A publisher of KV events that sends this batch again and again."""
 

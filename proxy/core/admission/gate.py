@@ -12,7 +12,8 @@ rank that reports none is free. The engine chooses the rank of a prompt, so the 
 all ranks. All ranks can only be over their limit while the sum is over as many limits.
 
 A limit that is not set for a model is that of its base model (for a LoRA adapter), else that of
-`*`. Their later changes apply too. Names of models are compared without regard to case.
+`*`. Their later changes apply too. Names of models are compared without regard to case. An engine
+tells the base of its own adapters only: it counts on that instance and on no other.
 
 A hot instance is busy while it has as many requests in flight as thermal control allows; it then
 takes no role at all. One that control drains takes none, unless there is no other.
@@ -86,11 +87,12 @@ class Gate:
         self._heat = heat if heat is not None else HeatByInstance()
         self._own = {ANY_MODEL: thresholds}
         self._spelled = {ANY_MODEL: ANY_MODEL}
-        self._bases: dict[str, str] = {}
-        # What is in force for each key of `_own`, with what it follows. Thresholds equal to OFF are
-        # stored as OFF itself, so `is_open` compares by identity.
-        self._in_force = {ANY_MODEL: OFF}
-        self._renew()
+        self._told_bases: dict[str, dict[str, str]] = {}
+        self._bases: dict[str, set[str]] = {}
+        # What is in force for a key of `_own`, with a base among these keys. Thresholds equal to
+        # OFF are stored as OFF itself, so `is_open` compares by identity.
+        self._in_force: dict[tuple[str, str], Thresholds] = {}
+        self._spell()
         self._batched = max_batched_tokens
         self._prefill_tps = prefill_throughput
         self._states = states
@@ -98,29 +100,32 @@ class Gate:
         self.on_change: Callable[[], None] | None = None
         """Called after a change that may have made an instance free; None: no call."""
 
-    def thresholds(self, model: str) -> Thresholds:
-        """The limits in force for a model."""
-        return self._in_force[self._row(model)]
+    def thresholds(self, model: str, instance: str | None = None) -> Thresholds:
+        """The limits in force for a model on an instance; None: on those that all say the same."""
+        if len(self._own) == 1:
+            return self._with_base(ANY_MODEL, "")
+        key = model.lower()
+        return self._with_base(key, self._base(key, instance))
 
     def own(self, model: str) -> Thresholds:
         """The model's own thresholds; None where others apply."""
         return self._own.get(model.lower(), OFF)
 
-    def as_if(self, model: str, own: Thresholds) -> Thresholds:
+    def as_if(self, model: str, own: Thresholds, instance: str | None = None) -> Thresholds:
         """The limits in force for a model with these limits of its own."""
         key = model.lower()
         if key == ANY_MODEL:
             return own
-        base = self._own.get(self._bases.get(key, ""), OFF)
+        base = self._own.get(self._base(key, instance), OFF)
         return own.over(base.over(self._own[ANY_MODEL]))
 
     def configured(self) -> dict[str, Thresholds]:
         """The limits in force of `*` and of every model that has limits of its own."""
-        return {self._spelled[key]: self._in_force[key] for key in self._own}
+        return {self._spelled[key]: self.thresholds(key) for key in self._own}
 
-    def rows_of(self, models: Iterable[str]) -> list[str]:
+    def rows_of(self, models: Iterable[str], instance: str | None = None) -> list[str]:
         """The names in `configured` whose limits hold for any of these models."""
-        keys = {self._row(model) for model in models}
+        keys = {self._row(model.lower(), instance) for model in models}
         return [self._spelled[key] for key in self._own if key in keys]
 
     def set(self, model: str, own: Thresholds) -> None:
@@ -131,31 +136,50 @@ class Gate:
         else:
             self._own[key] = own
             self._spelled[key] = model
-        self._renew()
+        self._spell()
         self._changed()
 
     def unset(self, model: str) -> None:
         """Remove a model's own limits; for `*`, the default limits."""
         self.set(model, OFF)
 
-    def know_bases(self, bases: Mapping[str, str]) -> None:
-        """The base model of each adapter, instead of those known before."""
-        self._bases = {adapter.lower(): base.lower() for adapter, base in bases.items()}
-        self._renew()
+    def know_bases(self, bases: Mapping[str, Mapping[str, str]]) -> None:
+        """The base model of each adapter, by instance, instead of those known before."""
+        self._told_bases = {
+            name: {a.lower(): base.lower() for a, base in told.items() if a != ANY_MODEL}
+            for name, told in bases.items()
+        }
+        self._bases = {}
+        for told in self._told_bases.values():
+            for adapter, base in told.items():
+                self._bases.setdefault(adapter, set()).add(base)
         self._changed()
 
-    def _row(self, model: str) -> str:
+    def _base(self, key: str, instance: str | None) -> str:
+        """The base that an instance, or else all that name one, name for a model; "": none."""
+        if instance is not None:
+            return self._told_bases.get(instance, {}).get(key, "")
+        named = self._bases.get(key, set())
+        return next(iter(named)) if len(named) == 1 else ""
+
+    def _row(self, key: str, instance: str | None) -> str:
         """The key of the row that holds for a model."""
-        if len(self._own) == 1:
-            return ANY_MODEL
-        key = model.lower()
         if key not in self._own:
-            key = self._bases.get(key, ANY_MODEL)
+            key = self._base(key, instance)
         return key if key in self._own else ANY_MODEL
 
-    def _renew(self) -> None:
-        in_force = {key: self.as_if(key, own) for key, own in self._own.items()}
-        self._in_force = {k: OFF if limits == OFF else limits for k, limits in in_force.items()}
+    def _with_base(self, key: str, base: str) -> Thresholds:
+        """The limits in force for a model that has this base."""
+        own = self._own
+        rows = key if key in own else ANY_MODEL, base if base in own else ANY_MODEL
+        limits = self._in_force.get(rows)
+        if limits is None:
+            limits = own.get(key, OFF).over(own[rows[1]].over(own[ANY_MODEL]))
+            limits = self._in_force[rows] = OFF if limits == OFF else limits
+        return limits
+
+    def _spell(self) -> None:
+        self._in_force.clear()
         self._spelled = {key: self._spelled[key] for key in self._own}
 
     def observe_engine(
@@ -258,7 +282,12 @@ class Gate:
         """Whether no instance can be busy: no limit is set, none is hot, and none cools down."""
         if self._cooling:
             self._cooling = [s for s in self._cooling if s.cooldown_until_s > now_s]
-        return not self._cooling and self._heat.is_cool and self.thresholds(model) is OFF
+        return not self._cooling and self._heat.is_cool and self._is_off(model.lower())
+
+    def _is_off(self, key: str) -> bool:
+        """Whether no limit is in force for a model, with whatever base an instance names."""
+        bases = self._bases.get(key, ()) if len(self._own) > 1 else ()
+        return all([self._with_base(key, base) is OFF for base in ("", *bases)])
 
     def busy(
         self,
@@ -275,7 +304,7 @@ class Gate:
         `free_in_s` is that of the check that clears last. `is_last`: there is no other instance, so
         one that is drained for its heat serves too, up to its cap.
         """
-        limits = limits or self.thresholds(model)
+        limits = limits or self.thresholds(model, instance)
         state = self._states.of(instance)
         over: list[tuple[RejectReason, float]] = []
         if state.cooldown_until_s > now_s:

@@ -392,12 +392,9 @@ class Fleet:
         for member in self._members.values():
             member.rereads_models = True
 
-    def bases(self) -> dict[str, str]:
-        """The base model of each adapter (LoRA) that an instance serves."""
-        found: dict[str, str] = {}
-        for member in reversed(self._members.values()):
-            found |= member.bases
-        return found
+    def bases(self) -> dict[str, dict[str, str]]:
+        """The base model of each adapter (LoRA), by the instance that tells it."""
+        return {name: member.bases for name, member in self._members.items() if member.bases}
 
     def serves(self, model: str) -> bool:
         """Whether an instance is known to serve this model."""

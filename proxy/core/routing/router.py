@@ -203,13 +203,13 @@ class Router:
         """Whether the KV threshold can't refuse anything: the engine has told no KV cache size."""
         if self.gate.kv_tokens(name) is not None:
             return False
-        in_force = map(self.gate.thresholds, self._rows_of(name))
+        in_force = [self.gate.thresholds(model, name) for model in self._rows_of(name)]
         return any(limits.active_decode_blocks_threshold is not None for limits in in_force)
 
     def _rows_of(self, name: str) -> list[str]:
         member = self.fleet.get(name)
         models = member.models if member is not None else None
-        return self.gate.rows_of(models) if models else list(self.gate.configured())
+        return self.gate.rows_of(models, name) if models else list(self.gate.configured())
 
     def observe_models(
         self,

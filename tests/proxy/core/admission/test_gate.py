@@ -19,7 +19,7 @@ from proxy.core.admission.retry_after import (
     retry_after_s,
 )
 from proxy.core.instances import InstanceStates
-from proxy.core.types import THRESHOLD_FIELDS, Load, RejectReason, Thresholds
+from proxy.core.types import OFF, THRESHOLD_FIELDS, Load, RejectReason, Thresholds
 
 BATCHED, TPS = 8192, 20_000.0
 
@@ -216,7 +216,7 @@ class TestThresholds:
     def test_an_adapter_follows_its_base(self) -> None:
         g = gate(0.5, tokens=100)
         g.set("m", Thresholds(0.9))
-        g.know_bases({"Lora": "M"})
+        g.know_bases({"i": {"Lora": "M"}, "j": {"lora": "m"}})
         assert g.thresholds("lora") == Thresholds(0.9, 100)
         g.set("lora", Thresholds(None, None, 2.0))
         assert g.thresholds("LORA") == Thresholds(0.9, 100, 2.0)
@@ -226,6 +226,27 @@ class TestThresholds:
         g.know_bases({})
         assert g.thresholds("lora") == Thresholds(0.5, 100)
         assert g.rows_of(["lora", "m"]) == [ANY_MODEL, "m"]
+
+    def test_a_base_counts_on_the_instance_that_tells_it(self) -> None:
+        """Neither puts one engine's card a model under limits elsewhere, nor out of them."""
+        g = gate()
+        g.set("base", Thresholds(None, 5))
+        g.know_bases({"j": {"m": "base", ANY_MODEL: "base"}})
+        load = Load(prefill_tokens=100)
+        assert g.busy("i", "m", load, 0.0) is None
+        assert (at_j := g.busy("j", "m", load, 0.0)) is not None
+        assert at_j.check is TOKENS
+        assert not g.is_open("m", 0.0), "so each is asked"
+        assert g.is_open("n", 0.0)
+        assert (g.rows_of(["m"], "i"), g.rows_of(["m"], "j")) == ([ANY_MODEL], ["base"])
+        assert (g.busy("j", "n", load, 0.0), g.busy("j", ANY_MODEL, load, 0.0)) == (None, None)
+        g.know_bases({"i": {"m": "base"}, "j": {"m": "other"}})
+        assert g.busy("i", "m", load, 0.0) is not None
+        assert g.busy("j", "m", load, 0.0) is None
+        assert g.thresholds("m") == OFF, "they do not agree"
+        g.set("m", Thresholds(0.9))
+        assert g.thresholds("m", "i") == Thresholds(0.9, 5)
+        assert g.thresholds("m", "j") == g.as_if("m", Thresholds(0.9), "j") == Thresholds(0.9)
 
     @pytest.mark.parametrize("name", ["Sim-8B", "sim-8b", "SIM-8B"])
     def test_names_are_compared_without_case(self, name: str) -> None:
@@ -334,12 +355,12 @@ class Reference:
     """The rules as they read, from scratch for each question."""
 
     limits: dict[str, Thresholds] = field(default_factory=lambda: {ANY_MODEL: Thresholds()})
-    bases: dict[str, str] = field(default_factory=dict)
+    bases: dict[str, dict[str, str]] = field(default_factory=dict)
     reports: dict[str, tuple[EngineKv, float]] = field(default_factory=dict)
     marks: dict[str, float] = field(default_factory=dict)
 
     def is_busy(self, name: str, model: str, load: Load, now_s: float) -> bool:
-        named = (model.lower(), self.bases.get(model.lower()), ANY_MODEL)
+        named = (model.lower(), self.bases.get(name, {}).get(model.lower()), ANY_MODEL)
         rows = [self.limits[name] for name in named if name in self.limits]
         blocks, tokens, frac = (
             next((v for row in rows if (v := getattr(row, field)) is not None), None)
@@ -391,7 +412,7 @@ models = st.sampled_from(["m", "M", "n", "lora", ANY_MODEL])
 steps = st.one_of(
     st.tuples(st.just("set"), models, limits),
     st.tuples(st.just("unset"), models, st.none()),
-    st.tuples(st.just("base"), st.just("lora"), st.sampled_from(["m", "n", "N", "unknown"])),
+    st.tuples(st.just("base"), instances, st.sampled_from(["m", "n", "N", "unknown"])),
     st.tuples(st.just("report"), instances, kvs),
     st.tuples(st.just("mark"), instances, st.floats(0, 20)),
     st.tuples(st.just("forget"), instances, st.none()),
@@ -402,13 +423,15 @@ steps = st.one_of(
 @given(st.lists(st.tuples(steps, instances, models, loads), max_size=40))
 def test_any_history_agrees_with_the_rules_as_they_read(history: list[Any]) -> None:
     g, ref, now_s = gate(), Reference(), 0.0
+    told: dict[str, dict[str, str]] = {}
     for (kind, name, value), instance, model, load in history:
         if kind == "set":
             g.set(name, value)
             ref.limits[name.lower()] = value
         elif kind == "base":
-            g.know_bases({name: value})
-            ref.bases = {name: value.lower()}
+            told = told | {name: {"lora": value}}
+            g.know_bases(told)
+            ref.bases[name] = {"lora": value.lower()}
         elif kind == "unset":
             g.unset(name)
             ref.limits.pop(name.lower(), None)
