@@ -287,7 +287,7 @@ class Gate:
     def _is_off(self, key: str) -> bool:
         """Whether no limit is in force for a model, with whatever base an instance names."""
         bases = self._bases.get(key, ()) if len(self._own) > 1 else ()
-        return all([self._with_base(key, base) is OFF for base in ("", *bases)])
+        return all(self._with_base(key, base) is OFF for base in ("", *bases))
 
     def busy(
         self,
