@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -47,6 +46,7 @@ from proxy.core.routing.actions import (
 from proxy.core.routing.request_flow import RequestFlow, State
 from proxy.core.types import FailureKind, Fallback
 from proxy.fleet.instances import Instances
+from proxy.net.server.responses import engine_id
 from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.response import UpstreamResponse
@@ -227,8 +227,7 @@ class Attempts:
         source = leg.fetch_from if isinstance(leg, SendDecode) else None
         edits = self._edits if source is not None else None
         if isinstance(leg, SendHedge) or leg.is_repeat:
-            own_id = f"{record.request_id}-{uuid.uuid4().hex[:6]}"
-            out = replace(out, headers=with_request_id(out.headers, own_id))
+            out = replace(out, headers=with_request_id(out.headers, engine_id(record.request_id)))
         elif edits is not None and edits.request_id is not None:
             out = replace(out, headers=with_request_id(out.headers, edits.request_id))
         limit = FirstEventLimit(leg.limit, self._flow.has_other)
@@ -286,7 +285,7 @@ class Attempts:
     async def prefill(self, out: Outgoing, leg: SendPrefill) -> Edits | PrefillFailed:
         """Send the prefill leg to P; it may outlive the request."""
         owners, flow, limit = self._owners, self._flow, leg.limit
-        leg_id = f"{self._record.request_id}-p"
+        leg_id = f"{engine_id(self._record.request_id)}-p"
         self._key = credentials(out.headers)
         replies: list[UpstreamResponse] = []
 

@@ -249,7 +249,7 @@ class Exchange:
         self.record.tenant = grant.tenant
         self.out = await client_request.read(
             self.request,
-            self.request_id,
+            responses.engine_id(self.request_id),
             limits,
             grant,
             owners.large_bodies,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 CLASSES = ("WARM", "MEDIUM", "HEAVY_P2P", "HEAVY_COLO")
 STREAMED = frozenset({"disconnect_mid", "stream_error", "truncated"})
 """Client outcomes of a request that had begun to stream."""
+_ENGINE_ID = re.compile(r"-[0-9a-f]{12}(-p)?$")
+"""What the proxy adds to a request's id for an engine, and for a prefill leg."""
 Check = tuple[bool, str]
 Rows = list[dict[str, Any]]
 
@@ -117,17 +120,17 @@ def _received(evidence: Evidence, offloaded: set[str]) -> int:
         row["external_tokens"]
         for path in evidence.engine_logs.values()
         for row in _rows(path)
-        if row["request_id"] in offloaded
+        if _ENGINE_ID.sub("", row["request_id"]) in offloaded
     )
 
 
 def _sent(evidence: Evidence, offloaded: set[str]) -> int:
-    legs = {f"{name}-p" for name in offloaded}
     return sum(
         row["sent_tokens"]
         for path in evidence.engine_logs.values()
         for row in _rows(path)
-        if row["request_id"] in legs
+        if row["request_id"].endswith("-p")
+        and _ENGINE_ID.sub("", row["request_id"]) in offloaded
     )
 
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import threading
+import re
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -614,3 +615,23 @@ async def test_f154_bodies_of_two_tenants_take_turns(
         assert all(map(is_fine, await asyncio.gather(few, *hogs)))
         order = [orjson.loads(body)["user"] for body in engine.bodies]
         assert order.index("few") <= AT_ONCE + 1, order
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
+async def test_f157_one_id_of_two_tenants(rig: Floor, path: str) -> None:
+    """Engines abort requests by id. A repeat has another one, too."""
+    fails = says(plain(b'{"error":{"message":"no"}}', "500 Internal Server Error"))
+    whole = says(plain(b'{"choices":[{"message":{"content":"fine"}}]}'))
+    engines = [Scripted(fails, whole), Scripted(whole)]
+    async with rig(engines, **SHARED, **SLOW_PROBES) as r:
+        for named in ("job-17", "job-17-0123456789ab", "j" * 256, ""):
+            for who in "abab":
+                headers = TENANTS[who] | ({"X-Request-Id": named} if named else {})
+                got = await r.raw(request(SMALL, headers, path))
+                assert named in ("", got.headers["x-request-id"])
+        heads = [*engines[0].heads, *engines[1].heads]
+        told = [re.search(rb"X-Request-Id: (\S+)", head) for head in heads]
+        ids = [found[1].decode() for found in told if found]
+        assert len(ids) == len(set(ids)) == 17
+        assert all(re.fullmatch(r"\S+-[0-9a-f]{12}", one) for one in ids)
+        assert sum(one.startswith("job-17-0123456789ab-") for one in ids) == 4

@@ -86,7 +86,8 @@ async def _worked(agent: Agent, folder: Path) -> Work:
     by_id = {line["request_id"]: line for line in lines}
     turns = []
     for record in fleet.records:
-        line, name = by_id[record["request_id"]], record["request_id"]
+        name = record["request_id"]
+        line = by_id[name.rpartition("-")[0]]  # the proxy adds digits for the engine
         turns.append(
             Turn(
                 line["tenant"],

@@ -48,6 +48,7 @@ MESSAGES = {
 Headers = CIMultiDict[str]
 REQUEST_ID = "X-Request-Id"
 REASON = "X-Cache-Proxy-Reason"
+ENGINE_ID_DIGITS = 12
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 SERVER = "cache-proxy"
 """Server header of every answer, so that the libraries in use are not disclosed."""
@@ -69,6 +70,15 @@ def request_id(headers: Mapping[str, str]) -> str:
     """The client's own id where it is printable and of sane length, else a new one."""
     given = headers.get(REQUEST_ID)
     return given if given and _REQUEST_ID.fullmatch(given) else new_id()
+
+
+def engine_id(request_id: str) -> str:
+    """The id under which one engine gets a request, or a leg of it: the request's with own digits.
+
+    A client's id is another client's too, by chance or on purpose, and engines abort requests by
+    id.
+    """
+    return f"{request_id}-{new_id()[:ENGINE_ID_DIGITS]}"
 
 
 def busy(

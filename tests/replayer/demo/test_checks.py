@@ -8,6 +8,9 @@ import orjson
 
 from replayer.demo.checks import Evidence, checks
 
+ID = "r-0123456789ab"
+"""A request's id as an engine gets it."""
+
 
 def test_a_killed_engines_book_is_not_added_up(tmp_path: Path) -> None:
     def book(name: str, *rows: dict[str, object]) -> Path:
@@ -22,7 +25,7 @@ def test_a_killed_engines_book_is_not_added_up(tmp_path: Path) -> None:
         client_log=book("client", {"outcome": "ok"}),
         proxy_metrics="cache_proxy_live_leases 0.0",
         engine_metrics={"engine0": exposition},
-        engine_logs={"engine0": book("engine0", {"request_id": "r", "external_tokens": 7})},
+        engine_logs={"engine0": book("engine0", {"request_id": ID, "external_tokens": 7})},
         killed=True,
         offloads_expected=True,
         wait=lambda condition: None,
