@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from proxy.protocol.memo import Memo
 
@@ -38,19 +39,51 @@ _NOT_NOMINATED = frozenset({b"authorization", b"content-type", b"cookie"})
 _OURS = HOP_BY_HOP | {
     b"content-length",
     b"x-request-id",
-    b"x-cache-proxy-instance",
-    b"x-cache-proxy-route",
-    b"x-cache-proxy-reason",
-    # A browser refuses an answer that has one of these twice; see --cors-allowed-origins.
-    b"access-control-allow-origin",
-    b"access-control-allow-credentials",
-    b"access-control-expose-headers",
 }
+_OURS_PREFIX = b"x-cache-proxy-"
+ACTS_BEYOND: Final[Mapping[str, tuple[bytes, ...]]] = {
+    "kept or sent again by browsers, for all that comes from the address": (
+        *(b"set-cookie", b"set-cookie2", b"set-login", b"clear-site-data", b"use-as-dictionary"),
+        *(b"strict-transport-security", b"public-key-pins", b"expect-ct", b"origin-agent-cluster"),
+        *(b"accept-ch", b"critical-ch", b"origin-trial", b"activate-storage-access"),
+        *(b"service-worker-allowed", b"observe-browsing-topics", b"supports-loading-mode"),
+    ),
+    "sends clients elsewhere, or has them load or report something": (
+        *(b"alt-svc", b"alternates", b"refresh", b"link", b"speculation-rules"),
+        *(b"sourcemap", b"x-sourcemap", b"nel", b"report-to", b"reporting-endpoints"),
+        *(b"attribution-reporting-register-source", b"attribution-reporting-register-trigger"),
+    ),
+    "asks for a key or password in the proxy's name": (
+        *(b"www-authenticate", b"authentication-info"),
+    ),
+    "lets other pages read or embed": (
+        *(b"access-control-allow-origin", b"access-control-allow-credentials"),
+        *(b"access-control-expose-headers", b"access-control-allow-private-network"),
+        *(b"timing-allow-origin", b"cross-origin-resource-policy"),
+    ),
+    "has a web server before the proxy answer with a file of its own": (
+        *(b"x-accel-redirect", b"x-sendfile", b"x-lighttpd-send-file", b"x-reproxy-url"),
+    ),
+}
+"""Headers of an engine's answer that act on more than that answer, by what they do: its client
+takes the proxy for who says so. They are removed."""
+_BEYOND = frozenset(name for names in ACTS_BEYOND.values() for name in names)
 _PLAIN_CONNECTION = frozenset({b"", b"close", b"keep-alive"})
 _GOES: Memo[bytes, bool] = Memo(512)
 """Whether headers of these names are forwarded to an instance; clients send the same few."""
-_GOES_BYTES = 64
+_COMES: Memo[bytes, bool] = Memo(512)
+"""The same of an instance's headers and the client."""
+_KEPT_NAME_BYTES = 64
 """A longer name is not remembered."""
+NOSNIFF: Final = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
+"""With these a browser runs nothing of an answer in the proxy's own name."""
+_NOSNIFF_LINES = b"".join(f"{name}: {value}\r\n".encode() for name, value in NOSNIFF.items())
+_NO_PAGES = frozenset(
+    kind + charset
+    for kind in (b"application/json", b"text/event-stream")
+    for charset in (b"", b"; charset=utf-8", b";charset=utf-8")
+)
+"""Types of which a browser runs nothing. Of two in one line, or in two, it takes the last."""
 _IDENTITY = b"Accept-Encoding: identity\r\n"
 _ROUTE_PARTS: Memo[tuple[str, str, str, str], tuple[bytes, bytes, bytes]] = Memo(1024)
 _NOTHING: frozenset[bytes] = frozenset()
@@ -100,7 +133,7 @@ def _goes_on(name: bytes) -> bool:
     """Whether a header is forwarded to an instance."""
     lower = name.lower()
     goes = lower not in _NOT_FORWARDED and not lower.startswith(_NOT_FORWARDED_PREFIX)
-    return _GOES.keep(name, goes) if len(name) <= _GOES_BYTES else goes
+    return _GOES.keep(name, goes) if len(name) <= _KEPT_NAME_BYTES else goes
 
 
 def with_request_id(headers: bytes, request_id: str) -> bytes:
@@ -122,14 +155,29 @@ def answer_lines(fields: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     """An instance's end-to-end headers (names in lower case) as parts of lines for the client."""
     lines: list[bytes] = []
     named: set[bytes] = set()
+    known = _COMES.known
     for name, value in fields:
-        if name not in _OURS:
+        if (comes := known.get(name)) is None:
+            comes = _comes_back(name)
+        if comes:
             lines += (name, b": ", value, b"\r\n")
         elif name == b"connection":
             named |= _tokens(value)
     if named - _PLAIN_CONNECTION:
         return answer_lines((n, v) for n, v in fields if n not in named and n != b"connection")
     return lines
+
+
+def _comes_back(name: bytes) -> bool:
+    """Whether an instance's header is passed on to the client."""
+    comes = not (name in _OURS or name.startswith(_OURS_PREFIX) or name in _BEYOND)
+    return _COMES.keep(name, comes) if len(name) <= _KEPT_NAME_BYTES else comes
+
+
+def page_lines(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Lines to put before these, where a browser might take the answer for a page; else none."""
+    kinds = [value for name, value in fields if name == b"content-type"]
+    return b"" if len(kinds) == 1 and kinds[0].lower() in _NO_PAGES else _NOSNIFF_LINES
 
 
 def route_lines(

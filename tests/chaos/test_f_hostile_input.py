@@ -23,6 +23,7 @@ from uvicorn.server import ServerState
 from proxy.request import content_coding
 from proxy.request.content_coding import AT_ONCE, Unpacking
 from proxy.request.large_bodies import LargeBodies
+from proxy.protocol.headers import ACTS_BEYOND
 from tests.bad_input.cases import cases, variants
 from tests.bad_input.run import PROBES
 from tests.bad_input.run import run as send_all
@@ -635,3 +636,29 @@ async def test_f157_one_id_of_two_tenants(rig: Floor, path: str) -> None:
         assert len(ids) == len(set(ids)) == 17
         assert all(re.fullmatch(r"\S+-[0-9a-f]{12}", one) for one in ids)
         assert sum(one.startswith("job-17-0123456789ab-") for one in ids) == 4
+
+
+PAGE = b"<script>fetch('/instances/i0',{method:'DELETE'})</script>"
+
+
+@pytest.mark.parametrize("status", ["200 OK", "400 No", "404 No", "418 No", "500 No", "503 No"])
+async def test_f158_a_page_in_the_proxys_name(rig: Floor, status: str) -> None:
+    """Passed on, or the last answer where every instance has failed."""
+    beyond = [name for names in ACTS_BEYOND.values() for name in names]
+    more = b"".join(b"%b: x\r\n" % name for name in (*beyond, b"X-Cache-Proxy-Session"))
+    head = b"HTTP/1.1 %b\r\nContent-Type: text/html\r\nX-Mine: 1\r\n" % status.encode()
+    page = head + more + b"Content-Length: %d\r\n\r\n" % len(PAGE) + PAGE
+    engines = [Scripted(says(page)), Scripted(says(page))]
+    async with rig(engines, max_queue=0, **SLOW_PROBES) as r:
+        for engine in (*engines, r.calm):
+            engine.gets["/v1/responses/x"] = page
+        for raw in (request(SMALL, {}), request(None, {}, "/v1/responses/x", "GET")):
+            got = await r.raw(raw)
+            assert got.status == int(status[:3])
+            if got.body == PAGE:
+                assert got.headers["x-content-type-options"] == "nosniff"
+                assert got.headers["content-security-policy"] == "sandbox"
+            else:
+                assert got.headers["content-type"].startswith("application/json")
+            assert not {name.decode() for name in beyond} & got.headers.keys()
+            assert "x-cache-proxy-session" not in got.headers

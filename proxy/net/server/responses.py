@@ -27,6 +27,7 @@ from proxy.protocol.errors import (
     openai_error,
     overloaded,
 )
+from proxy.protocol.headers import NOSNIFF
 from proxy.protocol.streams.sse import object_of
 
 BUSY_MESSAGE = "Service temporarily unavailable: All workers are busy, please retry later"
@@ -146,6 +147,7 @@ def refusal(
     if failure.kind is FailureKind.BUSY:
         headers["Retry-After"] = str(busy_s(failure.headers.get("Retry-After"), unix_now_s))
     headers["Server"] = SERVER
+    headers.update(NOSNIFF)
     body = failure.body
     if dialect_of(path) is Dialect.MESSAGES and not _is_of_messages(body):
         headers["Content-Type"] = "application/json"

@@ -13,7 +13,7 @@ from typing import Protocol
 from proxy.net.timeouts import Alarm
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, Framing, FramingError, Length, UntilClose
-from proxy.protocol.headers import answer_lines
+from proxy.protocol.headers import answer_lines, page_lines
 from proxy.protocol.streams.sse import FastPath
 
 HOLD_BYTES = 65536
@@ -75,7 +75,7 @@ class Head:
         is_1_1 = head.startswith(b"HTTP/1.1")
         self.keeps = b"close" not in wish if is_1_1 else b"keep-alive" in wish
         start = b" %d %b\r\n" % (status, self.reason)
-        self.after_version = start + b"".join(answer_lines(fields))
+        self.after_version = start + page_lines(fields) + b"".join(answer_lines(fields))
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this name (lower case)."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from proxy.net.upstream.response import Head
 from proxy.protocol.headers import (
+    ACTS_BEYOND,
     answer_lines,
     forwarded,
+    page_lines,
     request_head,
     route_lines,
     why_placed,
@@ -113,3 +118,67 @@ def test_where_it_ran() -> None:
         b"X-Cache-Proxy-Instance: i0\r\nX-Cache-Proxy-Route: WARM\r\n"
         b"X-Cache-Proxy-Reason: home 41k of 43k cached; d_idle\r\n"
     )
+
+
+BEYOND = [name for names in ACTS_BEYOND.values() for name in names]
+
+
+def test_nothing_of_an_instance_acts_on_the_proxys_own_origin() -> None:
+    """What clients of such APIs read comes as it is."""
+    wanted = [
+        (name, b"x")
+        for name in (
+            *(b"server", b"date", b"retry-after", b"location", b"allow", b"cache-control"),
+            *(b"content-disposition", b"content-language", b"content-encoding", b"vary", b"etag"),
+            *(
+                b"openai-organization",
+                b"openai-processing-ms",
+                b"openai-version",
+                b"x-accel-buffering",
+            ),
+            *(b"x-ratelimit-remaining-requests", b"anthropic-ratelimit-tokens-reset", b"x-mine"),
+            *(b"deprecation", b"server-timing", b"traceparent", b"content-security-policy"),
+        )
+    ]
+    others = [(name, b"x") for name in (*BEYOND, b"x-cache-proxy-session", b"x-cache-proxy-x")]
+    mixed = [field for pair in zip(wanted, others, strict=False) for field in pair]
+    mixed += [*wanted[len(others) :], *others[len(wanted) :]]
+    assert b"".join(answer_lines(mixed)) == b"".join(b"%b: %b\r\n" % field for field in wanted)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_bare"),
+    [
+        ([b"application/json"], True),
+        ([b"application/json; charset=utf-8"], True),
+        ([b"text/event-stream; charset=utf-8"], True),
+        ([b"Text/Event-Stream"], True),
+        ([b"text/html"], False),
+        ([b"text/HTML; charset=x"], False),
+        ([b"image/svg+xml"], False),
+        ([b"application/xhtml+xml"], False),
+        ([b"text/xml"], False),
+        ([b"text/plain"], False),
+        ([b"audio/mpeg"], False),
+        ([b"application/json, text/html"], False),
+        ([b"application/json;x=y, text/html"], False),
+        ([b"application/json", b"text/html"], False),
+        ([b"application/jsonhtml"], False),
+        ([b"application/json\ttext/html"], False),
+        ([b""], False),
+        ([], False),
+    ],
+)
+def test_what_may_be_a_page_runs_nothing(kinds: list[bytes], is_bare: bool) -> None:
+    """In the proxy's name. The first `nosniff` is the one that counts, whatever the engine says."""
+    own = [(b"x-content-type-options", b"no"), *((b"content-type", kind) for kind in kinds)]
+    head = Head(b"HTTP/1.1 200 OK\r\n\r\n", 200, own)
+    guard = b"X-Content-Type-Options: nosniff\r\nContent-Security-Policy: sandbox\r\n"
+    lines = head.after_version.partition(b"\r\n")[2]
+    assert lines == (b"" if is_bare else guard) + b"".join(answer_lines(own))
+    assert page_lines(own) == (b"" if is_bare else guard)
+
+
+def test_the_page_names_each_header_that_is_removed() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/http-api.md").read_text("utf-8").lower()
+    assert [name for name in BEYOND if f"`{name.decode()}`" not in page] == []
