@@ -9,10 +9,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from hashlib import sha256
-from pathlib import Path
+from proxy.config.regular_files import read_regular
 
 KEYS_FORM = "[tenant:]key, several with commas, or @FILE with one per line"
 SECRET_FILE_BYTES = 1 << 20
+"""Of a larger file nothing is read: the rest of a key that was cut would be a key."""
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _LINE = re.compile(r"[\x20-\x7e]+")
@@ -62,11 +63,7 @@ def secret_text(value: object) -> object:
 
 def _of_file(path: str) -> str:
     try:
-        with Path(path).open("rb") as file:
-            text = file.read(SECRET_FILE_BYTES + 1)
-        if len(text) > SECRET_FILE_BYTES:  # the rest of a key that was cut would be a key
-            raise ValueError(f"the file it names is larger than {SECRET_FILE_BYTES} bytes")
-        return text.decode().strip()
+        return read_regular(path, SECRET_FILE_BYTES).decode().strip()
     except OSError as error:
         raise ValueError(f"cannot read the file it names: {error.strerror}") from error
     except UnicodeError as error:

@@ -20,6 +20,7 @@ from proxy import described
 from proxy.config import shell
 from proxy.config.files import file_names, file_text
 from proxy.config.model import FieldInfo, Model
+from proxy.config.regular_files import read_regular
 from proxy.config.secrets import SecretStr
 from proxy.config.values import ByteSize, value_text
 
@@ -173,7 +174,7 @@ def read_file(model: type[Model], path: str, path_origin: str) -> Given:
 
 def _load_toml(path: str, path_origin: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text("utf-8"))
+        return tomllib.loads(read_regular(path).decode("utf-8"))
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"config = {path!r} ({path_origin}): cannot read it: {reason}") from error

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from proxy.config.regular_files import read_regular
 from proxy.config.sources import ConfigError
 from proxy.core.thermal.controller import Controller
 from proxy.core.thermal.fleet_control import FleetControl
@@ -41,11 +42,7 @@ class ThermalPlan:
 def read_plan(path: Path) -> ThermalPlan:
     """Read the file; raises ConfigError, in one line, for whatever is wrong with it."""
     try:
-        with path.open("rb") as file:
-            text = file.read(FILE_BYTES + 1).decode("utf-8")
-        if len(text) > FILE_BYTES:
-            raise ConfigError(f"thermal = {path}: over {FILE_BYTES} bytes")
-        given = tomllib.loads(text)
+        given = tomllib.loads(read_regular(path, FILE_BYTES).decode("utf-8"))
         name = given.pop("policy", None)
         options = from_mapping(given)
     except OSError as error:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from proxy.config.options import Settings
+from proxy.config.regular_files import read_regular
 from proxy.config.sources import ConfigError
 
 
@@ -55,6 +56,8 @@ def for_instances(settings: Settings) -> ssl.SSLContext:
 
 def _show(context: ssl.SSLContext, name: str, cert: Path, key: Path | None) -> None:
     try:
+        for path in filter(None, (cert, key)):
+            read_regular(path)  # OpenSSL would wait for a FIFO's other side
         context.load_cert_chain(cert, key, password=_no_password)
     except (OSError, ValueError) as error:  # SSLError is an OSError
         beside = f" with {name.replace('cert', 'key')} = '{key}'" if key else ""
@@ -63,6 +66,7 @@ def _show(context: ssl.SSLContext, name: str, cert: Path, key: Path | None) -> N
 
 def _trust(context: ssl.SSLContext, name: str, path: Path) -> None:
     try:
+        read_regular(path)
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name} = '{path}': {_plain(error)}") from error

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from proxy.config.regular_files import read_regular
+
 _log = logging.getLogger(__name__)
 
 
@@ -51,7 +53,7 @@ class Notifier:
         """Remove the pid file, unless it names a successor."""
         if self._pid_file is not None:
             with suppress(OSError):
-                if self._pid_file.read_text() == f"{os.getpid()}\n":
+                if read_regular(self._pid_file) == b"%d\n" % os.getpid():
                     self._pid_file.unlink()
 
     def _write(self, path: Path) -> None:

@@ -3,6 +3,9 @@
 SIGHUP or a change of the `--config` file starts a reload. A changed file is read once two checks in
 a row found the same content, so a file that is still being written is not read. One that stays cut
 is read, so a reload opens nothing that was closed (`access_changes`).
+
+Files are read off the loop, for READ_S at most, in threads that no exit waits for: a file system
+may hang.
 """
 
 from __future__ import annotations
@@ -14,20 +17,29 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from proxy.config.in_force import router_config
 from proxy.config.options import Settings
+from proxy.config.regular_files import read_regular
 from proxy.config.sources import ConfigError, options
 from proxy.fleet.membership import OPTIONS, Answer, Verdict
+from proxy.fleet.sensors.base import MayHang, SensorError
 from proxy.net import tls
 from proxy.process import access_changes
 from proxy.state.access import bearer
 from proxy.state.proxy_state import ProxyState, instance_tls
 
+READ_S = 10.0
+"""How long reading all files of the options may take."""
 RELOADABLE = frozenset(name for name, _, option in options(Settings) if option.reloadable)
-FILE_BYTES = 4 << 20
 ERROR_CHARS = 500
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
+
+
+class NotReadError(ConfigError):
+    """Reading the files of the options takes too long, or an earlier time has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +70,12 @@ class Reloader:
         """Result and time of the last reload, and its error; None before the first."""
         self.refused: str | None = None
         """The error of the last reload, if it was refused."""
+        self._reads, self._reading = MayHang[Any]("reload"), asyncio.Lock()
+        self._hangs = False
         path = state.options.settings.config
         self._file = None if path is None else _WatchedFile(path)
         if self._file is not None:
-            self._file.has_changed()
+            self._file.has_changed(self._file.look())
 
     def ask(self) -> None:
         """Request a reload; several requests before it begins are one reload."""
@@ -69,7 +83,7 @@ class Reloader:
 
     async def catch_up(self) -> None:
         """Reload what has changed since this process read its options: a start takes a while."""
-        if await asyncio.to_thread(self._differs):
+        if await self._differs():
             await self.reload("changed during the start")
 
     async def refuse_opening(self) -> None:
@@ -78,8 +92,10 @@ class Reloader:
         Of other mistakes it reads, that process says itself, and it may be of another version.
         """
         try:
-            new = await asyncio.to_thread(self._source)
-        except (ConfigError, OSError):
+            new = await self._aside(self._source)
+        except NotReadError:
+            raise
+        except ConfigError:
             return
         access_changes.refuse_opening(self._state.options.settings, new)
 
@@ -89,15 +105,45 @@ class Reloader:
             if await self._is_asked_within(interval_s):
                 self._asked.clear()
                 await self.reload("SIGHUP")
-            elif self._file is not None and await asyncio.to_thread(self._file.has_changed):
+            elif self._file is not None and await self._has_changed(self._file):
                 await self.reload("changed file")
 
-    def _differs(self) -> bool:
+    async def _has_changed(self, file: _WatchedFile) -> bool:
+        """Whether the file is another one, or can no longer be looked at, or can be again."""
+        hung = self._hangs
+        try:
+            seen = await self._aside(file.look)
+        except NotReadError:
+            self._hangs = True
+            return not hung  # the reload says why
+        self._hangs = False
+        return file.has_changed(seen) or hung
+
+    async def _differs(self) -> bool:
         """Whether the options are others by now than those that this process began with."""
         try:
-            return bool(_changed(self._state.options.settings, self._source()))
-        except (ConfigError, OSError):
+            now = await self._aside(self._source)
+        except ConfigError:
             return True  # the reload says why
+        return bool(_changed(self._state.options.settings, now))
+
+    async def _aside(self, read: Callable[[], T]) -> T:
+        """What reading files returns; raises ConfigError, NotReadError where it hangs."""
+
+        def tried() -> T | ConfigError:
+            try:
+                return read()
+            except ConfigError as error:
+                return error
+
+        async with self._reading:
+            try:
+                found: T | ConfigError = await self._reads.run(tried, READ_S)
+            except SensorError as error:
+                raise NotReadError(f"its files cannot be read: {error}") from error
+        if isinstance(found, ConfigError):
+            raise found
+        return found
 
     async def _is_asked_within(self, seconds: float) -> bool:
         try:
@@ -111,9 +157,9 @@ class Reloader:
         """Apply the present options or keep the old ones; returns applied, unchanged, refused."""
         state = self._state
         try:
-            ready = await asyncio.to_thread(self._prepare)
+            ready = await self._aside(self._prepare)
             answers = self._checked(ready.settings)
-        except (ConfigError, OSError) as error:
+        except ConfigError as error:
             self.refused = f"config not reloaded ({why}), the old one stays: {error}"
             _log.error("%s", self.refused)
             result = "refused"
@@ -194,8 +240,15 @@ def _changed(old: Settings, new: Settings) -> set[str]:
     return {n for n in Settings.model_fields if getattr(old, n) != getattr(new, n)}
 
 
+class _Seen(NamedTuple):
+    """A file as it was found; no digest where its signature is that of the last time."""
+
+    at: tuple[int, int, int]
+    digest: bytes | None
+
+
 class _WatchedFile:
-    """A file that is checked for changes, in a thread."""
+    """A file that is checked for changes: looked at in a thread, judged on the loop."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -203,31 +256,34 @@ class _WatchedFile:
         self._used: bytes | None = None
         self._pending: bytes | None = None
 
-    def has_changed(self) -> bool:
+    def look(self) -> _Seen:
+        """Read what `has_changed` needs."""
+        at = self._signature()
+        is_same = at == self._stat and self._pending is None and self._used is not None
+        return _Seen(at, None if is_same else self._digest())
+
+    def has_changed(self, seen: _Seen) -> bool:
         """Whether two checks in a row found the same content, other than the last one reported.
 
         The first check reports nothing. An unreadable file counts as content, so it is reported
         once.
         """
-        at = self._signature()
-        if at == self._stat and self._pending is None and self._used is not None:
+        self._stat, digest = seen
+        if digest is None:
             return False
-        self._stat = at
-        seen = self._digest()
-        if self._used is None or seen == self._used:
-            self._used, self._pending = seen, None
+        if self._used is None or digest == self._used:
+            self._used, self._pending = digest, None
             return False
-        if seen != self._pending:
-            self._pending = seen
+        if digest != self._pending:
+            self._pending = digest
             return False
-        self._used, self._pending = seen, None
+        self._used, self._pending = digest, None
         return True
 
     def refuse_if_empty(self) -> None:
         """Raise ConfigError for an empty file: it is a mistake, not a request for all defaults."""
         try:
-            with self._path.open("rb") as file:
-                is_empty = not file.read(FILE_BYTES).strip()
+            is_empty = not read_regular(self._path).strip()
         except OSError:
             return  # reading the options will report the error
         if is_empty:
@@ -242,7 +298,6 @@ class _WatchedFile:
 
     def _digest(self) -> bytes:
         try:
-            with self._path.open("rb") as file:
-                return sha256(file.read(FILE_BYTES)).digest()
+            return sha256(read_regular(self._path)).digest()
         except OSError:
             return b"unreadable"

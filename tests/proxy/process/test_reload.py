@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ import pytest
 from proxy.config.load import load
 from proxy.config.options import Settings
 from proxy.core.admission.gate import ANY_MODEL
+from proxy.process import reload
 from proxy.process.reload import RELOADABLE
 from replayer.simulator.host import SimFleet
 from tests.proxy.test_cli import running
@@ -343,3 +345,41 @@ async def test_listeners_that_cannot_be_exchanged_end_nothing(
             assert await reloader.reload("test") == "refused"
             assert "Too many open files" in caplog.text
             assert (await proxy.post(chat("x"))).status == 200
+
+
+async def test_files_that_cannot_be_read_hold_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file system hangs: refused with one line by the watch; read once it answers again."""
+    monkeypatch.setattr(reload, "READ_S", 0.05)
+    answers = threading.Event()
+    answers.set()
+    real = reload.read_regular
+
+    def may_hang(path: Path) -> bytes:
+        answers.wait()
+        return real(path)
+
+    monkeypatch.setattr(reload, "read_regular", may_hang)
+    async with SimFleet(2, speed=1.0, tick=0.0) as fleet:
+        a, b = addresses(fleet)
+        async with from_file(tmp_path, [a], health_interval=0.02) as (proxy, path):
+            reloader, log = proxy.server.reloader, str(tmp_path / "log.jsonl")
+            watching = asyncio.create_task(reloader.watch(0.02))
+            try:
+                answers.clear()
+                rewrite(path, toml([a, b], request_log=log, health_interval=0.02))
+                await until(lambda: reloader.refused is not None, "it says so")
+                assert reloader.refused is not None
+                assert "cannot be read" in reloader.refused
+                await asyncio.sleep(0.3)
+                assert caplog.text.count("not reloaded") == 1
+                assert await reloader.reload("again") == "refused"
+                with pytest.raises(reload.NotReadError):
+                    await reloader.refuse_opening()
+                assert (await proxy.post(chat("x", max_tokens=1))).status == 200
+            finally:
+                answers.set()
+            await until(lambda: len(proxy.router.fleet.members()) == 2, "read after all")
+            assert reloader.refused is None
+            watching.cancel()
