@@ -436,6 +436,64 @@ async def test_f135_a_config_file_that_is_cut(rig: Floor, tmp_path: Path) -> Non
     rig.checked += 1
 
 
+def grows(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 600 << 20)
+
+
+@pytest.mark.parametrize(
+    ("which", "how"),
+    [
+        ("keys", os.mkfifo),
+        ("config", os.mkfifo),
+        ("config", grows),
+        ("keys", lambda path: path.symlink_to("/dev/zero")),
+    ],
+    ids=["keys in a FIFO", "options in a FIFO", "grown options", "endless keys"],
+)
+async def test_f159_no_regular_file(
+    rig: Floor, tmp_path: Path, which: str, how: Callable[[Path], None]
+) -> None:
+    """By the watch or SIGHUP, and by SIGUSR2."""
+    keys, config = tmp_path / "keys", tmp_path / "proxy.toml"
+    async with Scripted() as a, Scripted() as b:
+        text = CONFIG.format(a=a.url, b=b.url) + f'health_interval = 0.1\napi_key = "@{keys}"\n'
+        texts = {keys: f"acme:{KEY}\n", config: text}
+        for path, content in texts.items():
+            path.write_text(content)
+        async with command(tmp_path / "c", [], "--config", str(config)) as proxy:
+            proxy.may_log = ("not reloaded", "hot restart failed")
+
+            async def status_of(key: str) -> int:
+                asked = request(BODY, {"Authorization": f"Bearer {key}"})
+                return (await exchange(proxy.url, asked)).status
+
+            async def is_open(key: str = KEY) -> bool:
+                with contextlib.suppress(OSError):
+                    return await status_of(key) == 200
+                return False
+
+            await until(is_open, "ready")
+            before, path = proxy.rss_bytes, tmp_path / ("keys" if which == "keys" else "proxy.toml")
+            path.unlink()
+            how(path)
+            proxy.kill(signal.SIGHUP)
+            await until(lambda: "not reloaded" in proxy.log, "it says why")
+            proxy.kill(signal.SIGUSR2)
+            await until(lambda: "hot restart failed" in proxy.log, "SIGUSR2")
+            assert await status_of(KEY) == 200
+            assert proxy.rss_bytes - before < 32 << 20
+            assert proxy.log.count("not reloaded") <= 2, "the watch and SIGHUP, once each"
+            path.unlink()
+            other = "k" * 20
+            path.write_text(texts[path])
+            keys.write_text(f"acme:{KEY}\nzeta:{other}\n")
+            proxy.kill(signal.SIGHUP)
+            await until(functools.partial(is_open, other), "the right file is read")
+            assert proxy.is_alive
+    rig.checked += 1
+
+
 async def test_f96_scrape_storm_and_admin_abuse(rig: Floor, tmp_path: Path) -> None:
     token = "canary-admin-token-6f2e"
     async with one(rig, tmp_path / "c", "--admin-token", token) as (proxy, _):
