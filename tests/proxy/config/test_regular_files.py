@@ -17,6 +17,7 @@ from proxy.config.sources import ConfigError
 from proxy.config.thermal import read_plan
 from proxy.net import tls
 
+
 def listens(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as one:
         one.bind(str(path))
