@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from hashlib import sha256
+
 from proxy.config.regular_files import read_regular
 
 KEYS_FORM = "[tenant:]key, several with commas, or @FILE with one per line"

@@ -129,8 +129,7 @@ def _sent(evidence: Evidence, offloaded: set[str]) -> int:
         row["sent_tokens"]
         for path in evidence.engine_logs.values()
         for row in _rows(path)
-        if row["request_id"].endswith("-p")
-        and _ENGINE_ID.sub("", row["request_id"]) in offloaded
+        if row["request_id"].endswith("-p") and _ENGINE_ID.sub("", row["request_id"]) in offloaded
     )
 
 
