@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import asdict
 
 import orjson
@@ -50,6 +50,9 @@ from proxy.telemetry.requests import DECISIONS_KEPT
 MODELS_TIMEOUT_S = 2.0
 MOST_WAIT_S = 300
 """Longest wait for the end of an instance's drain that one request may ask for."""
+KEPT_S, KEPT_LISTS = 1.0, 8
+"""How long a list of models is kept, and how many: one for each key that clients have of engines'
+own."""
 STRAGGLER_S = 0.25
 """Wait of the list of models for a further instance, once each known model is in it."""
 _DIGITS = 9
@@ -319,6 +322,7 @@ class ModelsPath:
 
     def __init__(self, instances: Instances, access: Access) -> None:
         self._instances, self._access = instances, access
+        self._kept = KeptCards(instances.clock.now_s)
 
     async def models(self, request: web.Request) -> web.Response:
         """All models of the instances in use and of those that rest, each once."""
@@ -348,6 +352,12 @@ class ModelsPath:
         auth = grant.added if grant.hidden else _auth(request)
         by_name, listed = self._instances.by_name, self._instances.router.fleet.listed()
         upstreams = [by_name[m.instance.name] for m in listed if m.instance.name in by_name]
+        key = auth, tuple(upstreams), self._instances.router.fleet.model_changes
+        return await self._kept.get(key, lambda: self._asked(upstreams, auth, listed))
+
+    async def _asked(
+        self, upstreams: Collection[Upstream], auth: bytes, listed: Collection[Member]
+    ) -> dict[str, bytes]:
         known = [member.models for member in listed]
         expected = None if None in known else set().union(*(models or () for models in known))
         answers = await _ask_all(upstreams, auth, expected)
@@ -361,6 +371,53 @@ class ModelsPath:
                 if model not in found or lengths.get(model, 0) > longest[model]:
                     found[model], longest[model] = _written(card), lengths.get(model, 0)
         return found
+
+
+class _Round:
+    """One round of questions to the engines; `cards`: None until it is over, and if it failed."""
+
+    __slots__ = ("cards", "is_over", "until_s")
+
+    def __init__(self) -> None:
+        self.cards: dict[str, bytes] | None = None
+        self.until_s = 0.0
+        self.is_over = asyncio.Event()
+
+
+class KeptCards:
+    """Cards as engines told them a moment ago: they are asked once for all who want them."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._rounds: dict[Hashable, _Round] = {}
+
+    async def get(
+        self, key: Hashable, ask: Callable[[], Awaitable[dict[str, bytes]]]
+    ) -> dict[str, bytes]:
+        """The cards under a key: those of KEPT_S ago at most, or what `ask` returns."""
+        while (known := self._rounds.get(key)) is not None and not self._is_old(known):
+            if known.cards is None:
+                await known.is_over.wait()
+            if known.cards is not None:
+                return known.cards
+        self._make_room(key)
+        mine = self._rounds[key] = _Round()
+        try:
+            mine.cards = await ask()
+            mine.until_s = self._now_s() + KEPT_S
+        finally:
+            if mine.cards is None and self._rounds.get(key) is mine:
+                del self._rounds[key]
+            mine.is_over.set()
+        return mine.cards
+
+    def _is_old(self, known: _Round) -> bool:
+        return known.cards is not None and self._now_s() >= known.until_s
+
+    def _make_room(self, key: Hashable) -> None:
+        gone = [one for one, known in self._rounds.items() if one == key or self._is_old(known)]
+        for one in (*gone, *[one for one in self._rounds if one not in gone][: 1 - KEPT_LISTS]):
+            del self._rounds[one]
 
 
 async def _ask_all(

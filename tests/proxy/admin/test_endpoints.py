@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from proxy.admin.endpoints import KEPT_LISTS, KEPT_S, KeptCards
 from proxy.config.options import Settings
+from tests.chaos.scripted import Scripted
 from tests.support.admin import call
-from tests.support.harness import addresses, chat, proxied, until, words
+from tests.support.harness import (
+    Script,
+    ServedProxy,
+    addresses,
+    chat,
+    proxied,
+    says,
+    until,
+    words,
+)
 
 
 async def test_probes(tmp_path: Path) -> None:
@@ -210,3 +222,83 @@ async def test_the_log_lists_as_many_options_as_it_is_told(tmp_path: Path) -> No
                 assert logged["decode_instance"] in taken
         _, found = await call(proxy, "GET", "/decisions")
         assert [len(decision["candidates"]) for decision in found] == [3, 3, 3]
+
+
+async def test_engines_are_asked_for_their_models_once_for_all_who_want_them() -> None:
+    now_s, asked = [0.0], list[int]()
+    may_answer = asyncio.Event()
+    kept = KeptCards(lambda: now_s[0])
+
+    async def ask() -> dict[str, bytes]:
+        asked.append(len(asked))
+        await may_answer.wait()
+        return {f"m{asked[-1]}": b"{}"}
+
+    async def many(key: str = "k") -> list[dict[str, bytes]]:
+        return await asyncio.gather(*(kept.get(key, ask) for _ in range(50)))
+
+    first, waiting = (asyncio.create_task(one) for one in (kept.get("k", ask), many()))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    await asyncio.sleep(0)
+    assert len(asked) == 2, "its client has left: one of the others asks"
+    may_answer.set()
+    assert await waiting == [{"m1": b"{}"}] * 50
+    now_s[0] = KEPT_S - 0.01
+    assert await many() == [{"m1": b"{}"}] * 50
+    assert len(asked) == 2
+    now_s[0] = KEPT_S
+    assert await many() == [{"m2": b"{}"}] * 50
+    for at in range(30):
+        assert await many(f"k{at}") == [{f"m{at + 3}": b"{}"}] * 50
+    assert len(kept._rounds) == KEPT_LISTS
+
+
+async def test_a_failed_round_is_nobody_elses() -> None:
+    kept = KeptCards(lambda: 0.0)
+    answers = iter([ValueError("no"), {"m": b"{}"}])
+
+    async def ask() -> dict[str, bytes]:
+        await asyncio.sleep(0)
+        answer = next(answers)
+        if isinstance(answer, ValueError):
+            raise answer
+        return answer
+
+    both = await asyncio.gather(kept.get("k", ask), kept.get("k", ask), return_exceptions=True)
+    assert isinstance(both[0], ValueError)
+    assert both[1] == {"m": b"{}"}
+
+
+async def test_a_list_of_models_asks_each_engine_once_a_second(tmp_path: Path) -> None:
+    async with Scripted() as a, Scripted() as b:
+        asked = []
+        for engine in (a, b):
+            cards = engine.gets["/v1/models"]
+            engine.gets["/v1/models"] = counted(cards, asked)
+        urls = [a.url, b.url]
+        async with ServedProxy(tmp_path / "log", urls, health_interval=60) as proxy:
+            await proxy.up()
+            before = len(asked)
+            got = await asyncio.gather(*(call(proxy, "GET", "/v1/models") for _ in range(20)))
+            assert [status for status, _ in got] == [200] * 20
+            assert {card["id"] for _, said in got for card in said["data"]} == {"sim-8b"}
+            one, _ = await call(proxy, "GET", "/v1/models/sim-8b")
+            assert one == 200
+            assert len(asked) - before == 2
+            name = next(iter(proxy.router.fleet.members())).instance.name
+            await call(proxy, "DELETE", f"/instances/{name}")
+            assert (await call(proxy, "GET", "/v1/models"))[0] == 200
+            assert len(asked) - before == 3, "another fleet, another list"
+
+
+def counted(cards: bytes | Script, asked: list[int]) -> Script:
+    assert isinstance(cards, bytes)
+    said = says(cards)
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(1)
+        await said(reader, writer)
+
+    return script
