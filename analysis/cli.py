@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing := missing_for_reports():
         print(f"analyze: {missing}", file=sys.stderr)
         return 2
-    from rich.console import Console
+    from replayer.terminal import Terminal, printable
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in given if word in COMMANDS), None)
@@ -56,9 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     run = importlib.import_module(COMMANDS[options.command][0]).run
     try:
-        return int(run(options, Console()))
+        return int(run(options, Terminal()))
     except (InputError, TraceError) as error:
-        print(f"analyze: {error}", file=sys.stderr)
+        print(f"analyze: {printable(str(error))}", file=sys.stderr)
         return 2
 
 

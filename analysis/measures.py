@@ -19,6 +19,7 @@ from typing import Any
 Row = Mapping[str, Any]
 PERCENTS = (50, 90, 95, 99)
 TIME_SUFFIX = "_s"  # fields with this ending are seconds: one, a list, or some by name
+MOST = 1e15  # beyond any time or count of a run, and sums of what is below it are finite
 INFINITE = "inf"  # +inf in JSON, which has no number for it; null means unknown
 
 
@@ -56,6 +57,11 @@ def _times(value: Any, time_scale: float) -> Any:
     if isinstance(value, Mapping):
         return {name: one * time_scale for name, one in value.items()}
     return [one * time_scale for one in value]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that a run can have."""
+    return isinstance(value, int | float) and abs(value) <= MOST
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

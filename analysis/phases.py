@@ -7,7 +7,7 @@ moment belongs to one phase, so means of phases add up to the mean of the whole.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.measures import Row, spread
+from analysis.measures import Row, is_number, spread
 
 PHASES = {
     "decide": "from the receipt to the last decision, less the queue: body read, parsed, placed",
@@ -43,7 +43,7 @@ def phases_of(record: Mapping[str, Any]) -> dict[str, float] | None:
 def time_of(record: Mapping[str, Any], name: str) -> float | None:
     """Return one of a record's times, unix seconds; None where it is unknown or no number."""
     value = record.get(name)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return value if is_number(value) and not isinstance(value, bool) else None
 
 
 def _ends(record: Mapping[str, Any], end: float) -> Iterator[tuple[str, float]]:

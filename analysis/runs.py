@@ -13,21 +13,13 @@ from typing import Any, NamedTuple
 import orjson
 import pandas as pd
 
-from analysis.measures import METRICS, in_target_time
+from analysis.measures import METRICS, in_target_time, is_number
 from analysis.phases import phases_of, time_of
 from replayer.arguments import InputError
 
 Summarise = Callable[[Mapping[str, Any], list[dict[str, Any]]], dict[str, Any]]
-NUMBERS_OF_ROWS = (
-    "_tokens",
-    "_length",
-    "sent_s",
-    "end_s",
-    "token_s",
-    "byte_s",
-    "intended_s",
-    "gap_s",
-)
+NUMBERS_OF_ROWS = ("_tokens", "_length", "_s", "attempts", "retries")
+LISTS_OF_ROWS = ("itl_s", "retry_waits_s")
 NEEDED_COLUMNS = ("request_id", "outcome", "sent_s", "end_s", "output_digest", "route_class")
 
 
@@ -100,10 +92,17 @@ def _is_row(row: Any) -> bool:
     """Whether a line is a request's row: named, with an outcome, and with numbers as numbers."""
     if not isinstance(row, dict):
         return False
-    numbers = (value for name, value in row.items() if name.endswith(NUMBERS_OF_ROWS))
+    numbers = (_numbers_of(name, v) for name, v in row.items() if name.endswith(NUMBERS_OF_ROWS))
     return isinstance(row.get("outcome"), str) and all(
-        value is None or isinstance(value, int | float) for value in numbers
+        one is None or is_number(one) for found in numbers for one in found
     )
+
+
+def _numbers_of(name: str, value: Any) -> Iterable[Any]:
+    """Return the members of the fields that have several numbers, else the value itself."""
+    if name == "phases_s" and isinstance(value, dict):
+        return value.values()
+    return value if name in LISTS_OF_ROWS and isinstance(value, list) else (value,)
 
 
 def is_cut(summary: Mapping[str, Any]) -> bool:
@@ -218,7 +217,8 @@ def _is_whole(record: dict[str, Any]) -> bool:
     known = {name: record[name] for name in fields if record.get(name) is not None}
     numbers = {name for name in known if name in NUMBERS or name.endswith(("_tokens", "_s"))}
     return "outcome" in known and all(
-        isinstance(value, int | float if name in numbers else str) for name, value in known.items()
+        is_number(value) if name in numbers else isinstance(value, str)
+        for name, value in known.items()
     )
 
 

@@ -17,7 +17,7 @@ DIRECTIONS = {
     " | telemetry | net | protocol | config | core",
     "proxy.core": "routing | placement | admission, fleet | ledger | instances"
     " | kvcache, connectors, admission.engine_reports | latency, lease, thermal | types",
-    "replayer": "demo, virtual | replay, simulator | engine, trace, arguments",
+    "replayer": "demo, virtual | replay, simulator | engine, trace, arguments, terminal",
     "analysis": "cli | regret, elastic | check, league, report, thermal | rivals, runs"
     " | phases | measures | progress",
 }
@@ -28,6 +28,7 @@ BETWEEN = {
     "analysis": (
         "proxy.core",
         *("replayer.virtual", "replayer.engine", "replayer.trace", "replayer.arguments"),
+        "replayer.terminal",
     ),
 }
 """What the three packages may import of each other."""

@@ -11,6 +11,7 @@ from rich.table import Table
 from analysis.check.check import Check, Compared, check_run
 from analysis.check.fit import NAMES
 from replayer.arguments import write_json
+from replayer.terminal import Terminal
 
 KS_BOUND = 0.1
 """A simulator's figures are credible up to this KS distance, which is printed beside it."""
@@ -50,7 +51,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Check, print, write; returns 0 if TTFT is within the bound."""
     result = check_run(options.run)
-    print_check(result, options.within, Console(width=max(console.width, WIDTH)))
+    print_check(result, options.within, Terminal(width=max(console.width, WIDTH)))
     if options.json is not None:
         write_json(options.json, result.document(options.within))
         console.print(f"written: {options.json}", soft_wrap=True, markup=False)

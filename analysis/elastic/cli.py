@@ -20,6 +20,7 @@ from analysis.league.summary import TABLE_WIDTH
 from analysis.progress import Steps
 from replayer.arguments import count, names, not_negative, positive, positive_count, write_json
 from replayer.engine.types import EngineOptions
+from replayer.terminal import Terminal
 
 SAMPLE = Path(str(files("replayer") / "data" / "agentic_sample.trace.jsonl.gz"))
 DEFAULT = ElasticOptions(SAMPLE)
@@ -78,7 +79,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run the experiment or read it, print and write the results."""
-    wide = Console(width=max(console.width, TABLE_WIDTH))
+    wide = Terminal(width=max(console.width, TABLE_WIDTH))
     if options.run:
         rows = read_runs(options.run)
     else:

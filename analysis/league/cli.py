@@ -20,6 +20,7 @@ from analysis.league.verdict import print_verdicts, sentence
 from analysis.progress import Steps
 from analysis.rivals.registry import RIVALS
 from replayer.arguments import count, names, not_negative, positive, positive_count, write_json
+from replayer.terminal import Terminal
 from replayer.virtual.load import LeftOut
 
 USUAL: dict[str, Any] = {"instances": 8, "think_cap": 60.0, "timeout": 60.0}
@@ -143,7 +144,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     steps = Steps("league")
     league = run_league(wanted, steps, steps.say)
     # Lines of the table are never cut or wrapped, even if the terminal is narrower.
-    wide = Console(width=max(console.width, TABLE_WIDTH))
+    wide = Terminal(width=max(console.width, TABLE_WIDTH))
     if league.left_out.requests:
         wide.print(left_out(league.left_out), soft_wrap=True, markup=False)
     print_league(league.scales, league.rows, league.doubts, wide)

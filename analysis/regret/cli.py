@@ -17,6 +17,7 @@ from analysis.regret.tables import print_regret
 from analysis.rivals.registry import BASELINE
 from proxy.core.latency.slo import Slo
 from replayer.arguments import names, positive, write_json
+from replayer.terminal import Terminal
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +101,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     )
     steps = Steps("regret")
     regret, wanted = compute_regret(wanted, steps, steps.say)
-    print_regret(regret, wanted.policies, Console(width=max(console.width, TABLE_WIDTH)))
+    print_regret(regret, wanted.policies, Terminal(width=max(console.width, TABLE_WIDTH)))
     if options.json is not None:
         write_json(options.json, document(regret, wanted))
         console.print(f"written: {options.json}", soft_wrap=True, markup=False)

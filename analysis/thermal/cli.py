@@ -21,6 +21,7 @@ from analysis.thermal.tables import (
 from proxy.core.thermal.laws import LAWS
 from proxy.core.thermal.options import ThermalOptions, from_mapping
 from replayer.arguments import InputError, count, names, positive_count, write_json
+from replayer.terminal import Terminal
 
 TABLE_WIDTH = 140
 LEAST_SECONDS = 30
@@ -53,7 +54,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run, print and write."""
-    wide = Console(width=max(console.width, TABLE_WIDTH))
+    wide = Terminal(width=max(console.width, TABLE_WIDTH))
     laws = _known(options.law, tuple(LAWS), "--law")
     rows, written = (_harness if options.plant == "harness" else _scenarios)(options, laws, wide)
     if options.json is not None:

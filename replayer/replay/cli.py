@@ -33,6 +33,7 @@ from replayer.replay.output import (
 from replayer.replay.plan import Plan, make_plan
 from replayer.replay.progress import Tally, shown
 from replayer.replay.run import Run, TargetError, run_blocking
+from replayer.terminal import Terminal, printable
 from replayer.trace.rows import TraceError
 
 EXIT_FAILURES = 1
@@ -44,12 +45,12 @@ NEW_SEEDS = 1 << 31
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `replay`; returns the exit status, see `replay --help`."""
     options = parse_options(arguments)
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     try:
         plan = make_plan(options)
         options.out.mkdir(parents=True, exist_ok=True)
     except TraceError as error:
-        print(f"replay: {error}", file=sys.stderr)
+        print(f"replay: {printable(str(error))}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except OSError as error:
         print(f"replay: --out {options.out}: {error.strerror}", file=sys.stderr)
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _replay(options, plan, console)
     except (TargetError, OutputError) as error:
-        print(f"replay: {error}", file=sys.stderr)
+        print(f"replay: {printable(str(error))}", file=sys.stderr)
         return EXIT_BAD_INPUT
 
 
@@ -109,7 +110,7 @@ def report(
         joined = join_proxy_log(rows, options.proxy_log, time.sleep)
         facts["proxy_log_missing"], facts["proxy_log_problem"] = joined
     summary = summarise(facts, rows)
-    console, out = Console(), options.out
+    console, out = Terminal(), options.out
     _print(folder, lambda: print_report(summary, console))
     document = orjson.dumps(summary, option=orjson.OPT_INDENT_2)
     writes: dict[str, Callable[[], None]] = {

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from analysis.report.summary import summarise
 from analysis.report.tables import print_report
-from analysis.runs import RunError, join_proxy_log, read_run, rows_of_log
+from analysis.runs import RunError, join_proxy_log, read_rows, read_run, rows_of_log
 from proxy.telemetry.record import RequestRecord
 from tests.support.runs import row
 
@@ -106,10 +106,49 @@ def test_the_log_alone_makes_rows(tmp_path):
     )
 
 
-VALUES = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(0, 9) | st.text(max_size=3)
+HUGE = st.sampled_from([1e308, -1e308, 1e300, 10**18, -(2**63), 2**64 - 1, 1e16])
+VALUES = (
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(0, 9) | st.text(max_size=3) | HUGE
+)
 ANY = VALUES | st.lists(VALUES, max_size=2) | st.dictionaries(st.text(max_size=2), VALUES)
 RECORD = {"request_id": "a", "outcome": "ok", "route_class": "WARM", **TIMES}
 WRONG = st.dictionaries(st.sampled_from([field.name for field in fields(RequestRecord)]), ANY)
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 10**18, 2**64 - 1])
+@pytest.mark.parametrize("name", [field.name for field in fields(RequestRecord)])
+def test_a_number_out_of_range_costs_its_own_row(tmp_path, name, value):
+    log = tmp_path / "wrong.jsonl"
+    append(log, *[RECORD | {name: value}] * 3, RECORD)
+    rows, skipped = rows_of_log(log)
+    assert 1 <= len(rows) == 4 - skipped
+    print_report(summarise({}, rows), Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"end_s": 1e308},
+        {"itl_s": [0.1, 1e308]},
+        {"itl_s": [0.1, "x"]},
+        {"itl_s": "x"},
+        {"phases_s": {"decide": 1e308}},
+        {"phases_s": {"decide": [1]}},
+        {"phases_s": [1.0]},
+        {"predicted_ttft_s": "x"},
+        {"prompt_tokens": 10**18},
+        {"attempts": 1e308},
+    ],
+)
+def test_a_run_has_a_complaint_about_such_a_row(tmp_path, wrong):
+    (tmp_path / "summary.json").write_bytes(b"{}")
+    good = {"request_id": "b", "outcome": "ok", "sent_s": 2.0, "end_s": 3.0, "itl_s": [0.1]}
+    good |= {"retry_waits_s": [1.0], "phases_s": {"decide": 1.0}, "first_token_s": None}
+    append(tmp_path / "requests.jsonl", good, good | wrong)
+    summary, rows = read_run(tmp_path, summarise)
+    assert (len(rows), summary["rows_skipped"]) == (1, 1)
+    with pytest.raises(RunError, match=r"jsonl:2: must be the row of a request"):
+        read_rows(tmp_path / "requests.jsonl")
 
 
 @settings(max_examples=50)
