@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from proxy.config.regular_files import read_regular
 from proxy.config.sensors import MOST_INDEX, JsonFields, SensorAt
 from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.sensors.base import ANSWER_S, MayHang, SensorError, Source, reading, within
@@ -111,7 +110,8 @@ class File:
 def _load(path: Path) -> tuple[bytes, float]:
     """A file's content, and how long ago it was written."""
     try:
-        body = read_regular(path, FILE_BYTES)
+        with path.open("rb") as file:
+            body = file.read(FILE_BYTES)
         written_s = path.stat().st_mtime_ns / 1e9
     except OSError as error:
         raise SensorError(error.strerror or "it cannot be read") from error
