@@ -6,8 +6,8 @@ import asyncio
 import gzip
 import json
 import os
-import threading
 import re
+import threading
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -20,10 +20,10 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from proxy.protocol.headers import ACTS_BEYOND
 from proxy.request import content_coding
 from proxy.request.content_coding import AT_ONCE, Unpacking
 from proxy.request.large_bodies import LargeBodies
-from proxy.protocol.headers import ACTS_BEYOND
 from tests.bad_input.cases import cases, variants
 from tests.bad_input.run import PROBES
 from tests.bad_input.run import run as send_all
