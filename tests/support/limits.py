@@ -5,6 +5,7 @@ from __future__ import annotations
 from proxy.admin.auth import BODY_BYTES
 from proxy.admin.endpoints import MOST_WAIT_S
 from proxy.app import KEEPALIVE_S
+from proxy.config.regular_files import FILE_BYTES
 from proxy.core.fleet.retries import MAX_RETRIES
 from proxy.core.routing.request_flow import MAX_WAITS
 from proxy.fleet.kv_events import PARTIAL_BYTES
@@ -15,6 +16,7 @@ from proxy.net.kv_events.sources import MOST_RANKS
 from proxy.net.kv_events.zmtp import MOST_BYTES as KV_MESSAGE_BYTES
 from proxy.net.server.connection import LIMITS, QUEUED_MAX
 from proxy.net.server.handshakes import HANDSHAKE_S
+from proxy.process.reload import READ_S
 from proxy.protocol import body
 from proxy.protocol.request_framing import HEAD_BYTES
 from proxy.protocol.streams import parse_cost
@@ -60,6 +62,8 @@ ROWS = (
     ("idle connection", f"{KEEPALIVE_S:g} s"),
     ("client that reads nothing", f"{tcp.UNTAKEN_MS // 1000} s"),
     ("body of an admin request", _bytes(BODY_BYTES)),
+    ("file of options, keys or certificates", _bytes(FILE_BYTES)),
+    ("reading them all for a reload", f"{READ_S:g} s"),
     ("wait for the end of a drain, in one request", f"{MOST_WAIT_S} s"),
     ("drained instances that are told of", MOST_DRAINED),
     ("time that they are told of", f"{DRAINED_S:g} s"),
