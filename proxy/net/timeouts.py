@@ -88,7 +88,6 @@ class _Keeper:
         self.timer = self.loop.call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
-        self.timer = None
         now_s = self.loop.time()
         lost_s = now_s - self._due_s
         if lost_s > LOST_S:

@@ -637,7 +637,7 @@ async def test_f155_a_member_too_deep_to_be_written(rig: Floor, member: str) -> 
     deep = b'data: {"%b":%b,' % (member.encode(), b"[" * 300 + b"]" * 300)
     evil = event("fi").replace(b"data: {", deep)
     silent = stalls(STREAM_HEAD + chunk(evil)), stalls(STREAM_HEAD + chunk(event("fi")))
-    limits = {"idle_timeout": 0.6, "heartbeat_interval": 0.1}
+    limits: dict[str, Any] = {"idle_timeout": 0.6, "heartbeat_interval": 0.1}
     async with rig(silent, **limits, **SLOW_PROBES) as r:
         ended = await asyncio.gather(*(r.ask(f"{n}") for n in range(12)))
         assert {got.errors[0]["code"] for got in ended} == {"stream_idle_timeout"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +258,7 @@ async def test_engines_are_asked_for_their_models_once_for_all_who_want_them() -
 
 async def test_a_failed_round_is_nobody_elses() -> None:
     kept = KeptCards(lambda: 0.0)
-    answers = iter([ValueError("no"), {"m": b"{}"}])
+    answers: Iterator[ValueError | dict[str, bytes]] = iter([ValueError("no"), {"m": b"{}"}])
 
     async def ask() -> dict[str, bytes]:
         await asyncio.sleep(0)
@@ -273,7 +274,7 @@ async def test_a_failed_round_is_nobody_elses() -> None:
 
 async def test_a_list_of_models_asks_each_engine_once_a_second(tmp_path: Path) -> None:
     async with Scripted() as a, Scripted() as b:
-        asked = []
+        asked: list[int] = []
         for engine in (a, b):
             cards = engine.gets["/v1/models"]
             engine.gets["/v1/models"] = counted(cards, asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import socket
 from collections.abc import Callable
@@ -60,10 +61,14 @@ def test_a_file_is_read_whole_also_behind_a_link(tmp_path: Path) -> None:
     assert found.value.errno == errno.EFBIG
 
 
+def loads_secret(flag: str, path: str) -> object:
+    return load(["--instances", "h:1", flag, f"@{path}"], {})
+
+
 OPENS: dict[str, Callable[[str], object]] = {
     "config": lambda path: load(["--instances", "h:1", "--config", path], {}),
     **{
-        name: lambda path, flag=f"--{name}": load(["--instances", "h:1", flag, f"@{path}"], {})
+        name: functools.partial(loads_secret, f"--{name}")
         for name in ("api-key", "admin-token", "cache-salt-secret", "instance-api-key")
     },
     "thermal": lambda path: read_plan(Path(path)),

@@ -18,6 +18,7 @@ import pytest
 
 from proxy.config.load import load
 from proxy.config.options import Settings
+from proxy.config.regular_files import read_regular
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.process import reload
 from proxy.process.reload import RELOADABLE
@@ -354,11 +355,10 @@ async def test_files_that_cannot_be_read_hold_nothing_up(
     monkeypatch.setattr(reload, "READ_S", 0.05)
     answers = threading.Event()
     answers.set()
-    real = reload.read_regular
 
     def may_hang(path: Path) -> bytes:
         answers.wait()
-        return real(path)
+        return read_regular(path)
 
     monkeypatch.setattr(reload, "read_regular", may_hang)
     async with SimFleet(2, speed=1.0, tick=0.0) as fleet:
@@ -369,9 +369,7 @@ async def test_files_that_cannot_be_read_hold_nothing_up(
             try:
                 answers.clear()
                 rewrite(path, toml([a, b], request_log=log, health_interval=0.02))
-                await until(lambda: reloader.refused is not None, "it says so")
-                assert reloader.refused is not None
-                assert "cannot be read" in reloader.refused
+                await until(lambda: "cannot be read" in (reloader.refused or ""), "it says so")
                 await asyncio.sleep(0.3)
                 assert caplog.text.count("not reloaded") == 1
                 assert await reloader.reload("again") == "refused"
