@@ -17,13 +17,6 @@ from tests.routing.measured import Run
 from tests.routing.runs_for_tests import result, run
 from tests.routing.systems import RIVALS
 
-FIGURE = re.compile(r"(?<![\w.])\d+\.\d+(?!\.?\w)")
-NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?!\.?\w)")
-NO_FIGURE = re.compile(
-    r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>|Python 3\.\d+|[\w.]-\d\.\d", re.DOTALL
-)
-"""Code, links, tags, versions."""
-
 
 def runs(mean_s: float, seed: int = 1) -> Iterator[Run]:
     """A comparison with every rival, which all take ten times as long."""
@@ -132,21 +125,3 @@ def test_page_and_chart_are_made_from_the_published_figures(tmp_path: Path) -> N
     write_between_marks(tmp_path / "page.md", published.markdown(made))
     assert (tmp_path / "page.md").read_text() == page
     assert (ROOT / published.CHART).read_text("utf-8") == chart.svg(made)
-
-
-def published_numbers() -> set[float]:
-    """Every number in the JSON of a run, and in a table that a command has made of one."""
-    folder = (ROOT / published.PAGE).parent
-    texts = [path.read_text("utf-8") for path in folder.glob("*.json")]
-    texts += [
-        path.read_text("utf-8").split(MARK)[1]
-        for path in folder.glob("*.md")
-        if MARK in path.read_text("utf-8")
-    ]
-    return {float(number) for text in texts for number in NUMBER.findall(text)}
-
-
-def test_every_figure_of_the_readme_is_a_runs() -> None:
-    text = NO_FIGURE.sub(" ", (ROOT / "README.md").read_text("utf-8"))
-    known = published_numbers()
-    assert [figure for figure in FIGURE.findall(text) if float(figure) not in known] == []

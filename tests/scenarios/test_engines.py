@@ -116,7 +116,7 @@ async def test_where_all_rest_it_is_said_with_when_to_come_again(tmp_path: Path)
             assert 2 <= int(answer.headers["Retry-After"]) <= 30
         assert proxy.rejected("asleep") == 2
         status, ready = await call(proxy, "GET", "/ready")
-        assert (status, "sleeps" in ready["status"]) == (503, True)
+        assert (status, "asleep" in ready["status"]) == (503, True)
         assert [c["id"] for c in (await call(proxy, "GET", "/v1/models"))[1]["data"]] == ["m", "n"]
         other.sleep_state = "awake"
         await until(lambda: rest_of(proxy, "e1") is None, "one is awake")
