@@ -16,7 +16,8 @@ DIRECTIONS = {
     "proxy": "cli | app | request, admin, process | state | fleet | net.upstream, net.server"
     " | telemetry | net | protocol | config | core",
     "proxy.core": "routing | placement | admission, fleet | ledger | instances"
-    " | kvcache, connectors, admission.engine_reports | latency, lease, thermal | types",
+    " | kvcache, connectors, admission.engine_reports, admission.refusals"
+    " | latency, lease, thermal | types",
     "replayer": "demo, virtual | replay, simulator | engine, trace, arguments, terminal",
     "analysis": "cli | regret, elastic | check, league, report, thermal | rivals, runs"
     " | phases | measures | progress",

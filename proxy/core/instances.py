@@ -17,6 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
 from proxy.core.admission.engine_reports import OwnRatio, ReportHistory
+from proxy.core.admission.refusals import Refusals
 from proxy.core.kvcache.engine_cache import EngineCache, ReleaseRate
 from proxy.core.latency.model import Times, TimesByName
 from proxy.core.lease import Account
@@ -28,12 +29,12 @@ class InstanceState:
     `kv_tokens`: size of its KV cache. `kv_used_ratio`: share in use on the data-parallel rank with
     the most room, None while unknown. `ranks`: number of ranks that share the cache. All as its
     engine reported at `reported_s`. `assumed_kv_tokens`: the size that decisions go by
-    (`InstanceStates.assume_sizes`). `start_s`: when its process started, unix seconds, where its
-    metrics tell. `bytes_per_token`: of prompts, by model, and `tokens_per_event`: of output, both
-    as its usage says. `released`: what ending streams gave back. `cooldown_until_s`: its engine has
-    said that it is at capacity. `unreleased`: until when broken hand-overs may have left how many
-    tokens pinned. `cache`: its assumed contents. `times`: how long it takes and what is reserved on
-    it, None until `Latency` is asked for it.
+    (`InstanceStates.assume_sizes`). `start_s`: when its process started, unix seconds,
+    where its metrics tell. `bytes_per_token`: of prompts, by model, and `tokens_per_event`: of
+    output, both as its usage says. `released`: what ending streams gave back. `cooldown_until_s`:
+    its engine is at capacity, as `refusals` tell. `unreleased`: until when broken hand-overs may have
+    left how many tokens pinned. `cache`: what it is believed to hold. `times`: how long it takes
+    and what is reserved on it, None until `Latency` is asked for it.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class InstanceState:
         "kv_used_ratio",
         "name",
         "ranks",
+        "refusals",
         "released",
         "reported_s",
         "reports",
@@ -70,6 +72,7 @@ class InstanceState:
         self.released = ReleaseRate()
         self.unreleased: deque[tuple[float, int]] = deque()
         self.cooldown_until_s = -math.inf
+        self.refusals = Refusals()
         self.cache = EngineCache(name)
         self.times: Times | None = None
 

@@ -323,7 +323,24 @@ class Instance:
 
 @dataclass(slots=True, init=False)
 class RequestFacts:
-    """The facts of a request that a decision needs."""
+    """What a decision needs to know of a request.
+
+    `prompt_tokens` is the estimated ISL; `block_hashes` chain over blocks of the prompt, each
+    standing for `block_tokens` tokens; `offloadable` is false where the two legs of an offload
+    could not give the same answer as one request (n > 1, echo, several prompts, one output token,
+    ...). `holder`: the only instance that can serve it, as it holds the response that it is about.
+    `units` chain over units of the prompt's token ids; empty where the client sent text. `ends`:
+    hashes of the prompt up to the ends of its messages; empty where it has none. `part_tokens`: by
+    which a cached prefix goes on beyond its last whole block, on average; 0 where prompts are alike
+    up to the end of a block. `media`: of each image, sound, ... the place in blocks and its tokens.
+    `client`: the kind of client that asks. `estimate` is `prompt_tokens` before it was corrected by
+    what the session's last prompt was counted as, `scale` the factor between the two.
+    `beyond_tokens`: an instance with a context of so many tokens has refused it as too long.
+    `own_id`: an id that may be this request's own, and names a session once it has come back.
+    `takes_turn`: whether a prompt is computed, so that it can be a turn. `tails`: what the last
+    messages said up to the last of `ends`, whatever stands before them; 0 where too little.
+    `refused_until_s`: the instances that have answered it with "busy"; None: none has.
+    """
 
     model: str
     session_id: str | None
@@ -353,7 +370,7 @@ class RequestFacts:
     estimate: int = field(init=False, compare=False)
     """`prompt_tokens` before the correction by the engine's count of the session's last prompt."""
     scale: float = field(init=False, compare=False)
-    """Factor of that correction."""
+    refused_until_s: dict[str, float] | None = field(init=False, compare=False)
     beyond_tokens: int
     """Context length of an instance that refused the request as too long."""
     own_id: str | None
@@ -402,6 +419,24 @@ class RequestFacts:
         self.own_id = own_id
         self.takes_turn = takes_turn
         self.tails = tails
+        self.refused_until_s = None
+
+    @property
+    def asker(self) -> str:
+        """Whose request it is: its tenant's, or else its session's; empty where neither is told."""
+        return self.tenant or self.session_id or ""
+
+    def refuse(self, name: str, until_s: float) -> None:
+        """An instance has said that it is busy: for this request it is, until then."""
+        if self.refused_until_s is None:
+            self.refused_until_s = {}
+        self.refused_until_s[name] = until_s
+
+    def alone_until_s(self, now_s: float) -> float | None:
+        """Until when it waits alone, as instances have refused it; None: it does not."""
+        if self.refused_until_s is None:
+            return None
+        return min([s for s in self.refused_until_s.values() if s > now_s], default=None)
 
     def hit_tokens(self, hit_blocks: int) -> int:
         """Expected tokens of a cached prefix of `hit_blocks` whole blocks; at most all but one."""

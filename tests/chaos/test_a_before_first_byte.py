@@ -268,13 +268,14 @@ async def test_f22_gzip_unasked(rig: Floor) -> None:
         assert b"gzip" not in engine.heads[0], "only identity was asked for"
 
 
-def poisoned(answer: bytes) -> Scripted:
+def poisoned(answer: bytes | Script) -> Scripted:
     """An engine that gives this answer to requests with a certain word, and serves all others."""
     engine = Scripted()
+    bad = says(answer) if isinstance(answer, bytes) else answer
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_poison = b"belladonna" in engine.bodies[-1]
-        await says(answer if is_poison else ANSWER)(reader, writer)
+        await (bad if is_poison else says(ANSWER))(reader, writer)
 
     engine.scripts = [script]
     return engine
@@ -481,3 +482,52 @@ async def test_f145_all_answer_with_nothing(rig: Floor, engines: int) -> None:
             assert {got.status for got in answers} == {200}
             assert len({got.body for got in answers}) == 1
             assert engines == 1 or all(r.is_up(f"i{i}") for i in range(engines))
+
+
+BUSY_WAYS = {
+    "429": plain(b"{}", "429 Too Many", "Retry-After: 9\r\n"),
+    "503": plain(b"{}", "503 Busy"),
+    "in band": STREAM_HEAD + chunk(b'data: {"error":{"message":"x","code":503}}\n\n') + DONE,
+}
+
+
+@pytest.mark.parametrize("way", list(BUSY_WAYS))
+async def test_f148_busy_to_one_clients_request(rig: Floor, way: str) -> None:
+    answer = BUSY_WAYS[way]
+    async with rig([poisoned(answer) for _ in range(4)], **SLOW_PROBES, max_queue=0) as r:
+        for i in range(4):
+            got = await r.ask("belladonna", headers={"X-Session-ID": "mallory"})
+            assert got.status in (429, 503)
+            others = [await r.ask(f"{i} {n}", headers={"X-Session-ID": f"s{n}"}) for n in range(4)]
+            assert all(map(is_fine, others)), "they are served at once"
+    async with rig([poisoned(answer) for _ in range(2)], **SLOW_PROBES) as r:
+        waits = await r.connection()
+        waits.send(request(orjson.dumps(chat("belladonna")), {}))
+        await until(lambda: r.metric("queued_requests"), "it waits alone")
+        assert all([is_fine(await r.ask(f"prompt {i}")) for i in range(6)])
+        waits.close("FIN")
+
+
+BROKEN_WAYS: dict[str, Script] = {
+    "closes": says(b"", close=True),
+    "resets": resets(),
+    "truncated": says(
+        b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{"id',
+        close=True,
+    ),
+    "garbage": says(b"hello\r\n\r\n", close=True),
+    "no event": says(STREAM_HEAD + b"0\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("way", list(BROKEN_WAYS))
+async def test_f149_engines_break_one_clients_request(rig: Floor, way: str) -> None:
+    engines = [poisoned(BROKEN_WAYS[way]) for _ in range(4)]
+    async with rig(engines, **SLOW_PROBES) as r:
+        for i in range(4):
+            asked = [r.ask(f"belladonna {i} {n}", stream=way != "truncated") for n in range(6)]
+            for got in await asyncio.gather(*asked):
+                assert got.status == 502 or not got.is_clean
+        assert all_up(r), "each has answered the proxy's own request, if it had to"
+        assert all([is_fine(await r.ask(f"prompt {i}")) for i in range(8)])
+        assert all_up(r)

@@ -646,3 +646,79 @@ async def test_f155_a_member_too_deep_to_be_written(rig: Floor, member: str) -> 
         assert min(beats) >= 2
         outcomes = {record["decode_instance"] for record in await r.records(12)}
         assert outcomes == {"i0", "i1"}
+
+
+async def cuts(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A token, then the connection ends, once the client has had time to get it."""
+    await apart(writer, [STREAM_HEAD, chunk(event("half"))], 0.02)
+    raise ConnectionError
+
+
+async def test_f150_engines_cut_one_clients_streams(rig: Floor) -> None:
+    def picky() -> Scripted:
+        engine = Scripted()
+
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await (cuts if b"belladonna" in engine.bodies[-1] else GOOD)(reader, writer)
+
+        engine.scripts = [script]
+        return engine
+
+    async with rig([picky() for _ in range(3)], **SLOW_PROBES) as r:
+        for i in range(3):
+            asked = [
+                r.ask(f"belladonna {i} {n}", headers={"X-Session-ID": "mallory"}) for n in range(8)
+            ]
+            assert all(map(is_cut, await asyncio.gather(*asked)))
+        fleet = r.router.fleet
+        assert [r.is_up(f"i{i}") for i in range(3)] == [True] * 3
+        await until(lambda: not fleet.doubted(), "each has served the proxy's own stream")
+        assert (await r.ask()).text == "fine"
+        assert [r.is_up(f"i{i}") for i in range(3)] == [True] * 3
+    async with rig([cuts, GOOD], **SLOW_PROBES) as r:
+        for _ in range(2):
+            assert is_cut(await r.ask(headers={"X-Session-ID": "s"}))
+        await until(lambda: not r.is_up("i0"), "its trial is cut")
+        assert (await r.ask(headers={"X-Session-ID": "s"})).text == "fine"
+
+
+TOOLS = b'[{"name":"f","parameters":{"finish_reason":"abort","status":"failed","choices":[]}}]'
+
+
+def told(status: bytes, tools: bytes = TOOLS) -> bytes:
+    """A Responses answer that repeats its request's tools."""
+    said = b'[{"type":"message","content":[{"type":"output_text","text":"hi"}]}]'
+    return b'{"id":"resp_1","object":"response","output":%b,"tools":%b,"status":"%b"}' % (
+        said if status == b"completed" else b"[]",
+        tools,
+        status,
+    )
+
+
+@pytest.mark.parametrize("size", [0, 70_000])
+async def test_f151_tools_that_speak_of_abort(rig: Floor, size: int) -> None:
+    """With long tools the first event is not looked at, only the end is."""
+    tools = b'[{"description":"%b"},' % (b"d" * size) + TOOLS[1:]
+
+    def named(name: bytes, data: bytes) -> bytes:
+        return chunk(b'event: %b\ndata: {"type":"%b",%b}\n\n' % (name, name, data))
+
+    events = [
+        named(b"response.created", b'"response":' + told(b"in_progress", tools)),
+        named(b"response.output_text.delta", b'"delta":"hi"'),
+        named(b"response.completed", b'"response":' + told(b"completed", tools)),
+    ]
+
+    async def streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await apart(writer, [STREAM_HEAD, *events, b"0\r\n\r\n"], 0.01)
+
+    body = {"model": "sim-8b", "input": "x", "stream": True}
+    for script in (streams, says(plain(told(b"completed", tools)))):
+        async with rig([script] * 2, **SLOW_PROBES) as r:
+            for _ in range(4):
+                got = await r.ask(path="/v1/responses", body=body)
+                assert (got.status, got.is_clean) == (200, True)
+            records = await r.records(4)
+            assert {record["outcome"] for record in records} == {"ok"}
+            assert r.posts == 4, "one request each, and no trial"
+            assert not r.router.fleet.doubted()

@@ -185,8 +185,10 @@ async def test_busy_everywhere_is_503_with_retry_after(tmp_path: Path) -> None:
             first = await proxy.post(chat("x"))
             assert (first.status, first.headers["Retry-After"]) == (503, "1")
             second = await proxy.post(chat("x"))
-            assert len(engine.posts) == 1, "an engine that said busy is left alone for a second"
-            assert second.json["type"] == "service_unavailable"
+            assert (second.status, second.headers["Retry-After"]) == (503, "1")
+            third = await proxy.post(chat("x"))
+            assert len(engine.posts) == 2, "after two in a row it is left alone for a second"
+            assert third.json["type"] == "service_unavailable"
             assert proxy.rejected("upstream_busy") == 1
 
 

@@ -274,6 +274,26 @@ class Gate:
         if state not in self._cooling:
             self._cooling.append(state)
 
+    def refused(self, instance: str, client: str, busy_s: float, now_s: float) -> None:
+        """The engine said to a client's request that it is at capacity, for so long."""
+        closed_s = self._states.of(instance).refusals.refused(client, busy_s, now_s)
+        if closed_s > 0:
+            self.mark_busy(instance, now_s + closed_s)
+
+    def judged(self, instance: str, client: str, until_s: float, now_s: float) -> None:
+        """Another instance has served a request that this one refused as busy, until then."""
+        refusals, left_s = self._states.of(instance).refusals, until_s - now_s
+        if left_s > 0 and refusals.judged(client, left_s) > 0:
+            self.mark_busy(instance, until_s)
+
+    def served(self, instance: str, client: str, since_s: float) -> None:
+        """The engine serves a client's request that it was sent then: it may be open again."""
+        state = self._states.of(instance)
+        if state.refusals.served(client, since_s) and state in self._cooling:
+            state.cooldown_until_s = -math.inf
+            self._cooling.remove(state)
+            self._changed()
+
     def released(self, instance: str, tokens: int, now_s: float) -> None:
         """A stream ended and freed this much KV."""
         self._states.of(instance).released.add(tokens, now_s)

@@ -238,6 +238,10 @@ class RequestFlow:
         they are."""
         self._is_acquitted = False
         """Two instances have given the same hollow answer: the request's fault, not theirs."""
+        self._refused_until_s: dict[str, float] = (
+            before._refused_until_s if before is not None else {}
+        )
+        """Instances that have said that they are busy, of which another's answer is to judge."""
         self._is_served = True
         """D's answer serves its client, for all that could be seen when it began."""
         self._answers = 0
@@ -591,7 +595,7 @@ class RequestFlow:
         where the answer `has_begun`: no other will be asked.
         """
         if failure.kind is FailureKind.BUSY:
-            self._router.gate.mark_busy(name, now_s + failure.busy_s)
+            self._refused(name, failure.busy_s, now_s)
             return []
         if name in self._blamed:
             return []
@@ -608,6 +612,13 @@ class RequestFlow:
             return [InstanceFailed(name, None, failure.detail)]
         change = self._router.events.failed(name, failure.kind, failure.detail, now_s)
         return [InstanceFailed(name, change, failure.detail)]
+
+    def _refused(self, name: str, busy_s: float, now_s: float) -> None:
+        """An instance said that it is busy: so it is for this request; for all, others tell."""
+        facts = self._facts
+        facts.refuse(name, now_s + busy_s)
+        self._refused_until_s[name] = now_s + busy_s
+        self._router.gate.refused(name, facts.asker, busy_s, now_s)
 
     def _hollow(
         self, name: str, failure: LegFailure, now_s: float, *, has_begun: bool
@@ -654,6 +665,8 @@ class RequestFlow:
         events, name = self._router.events, self.route.decode.name
         events.answered(name)
         actions: list[Action] = []
+        if is_served:
+            self._judge_busy(name, now_s)
         if is_served and self._server_errors:
             for other, status in self._server_errors.items():
                 if other != name:
@@ -665,6 +678,15 @@ class RequestFlow:
         self._server_errors.clear()
         self._hollows.clear()
         return actions
+
+    def _judge_busy(self, name: str, now_s: float) -> None:
+        """An instance serves the request: those that have refused it as busy are busy."""
+        gate, asker = self._router.gate, self._facts.asker
+        gate.served(name, asker, self.route.reserved_s)
+        for other, until_s in self._refused_until_s.items():
+            if other != name:
+                gate.judged(other, asker, until_s, now_s)
+        self._refused_until_s.clear()
 
     def _judge(self, name: str, now_s: float) -> list[Action]:
         """An instance serves the request: the hollow answers to it speak against theirs."""

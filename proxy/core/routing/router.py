@@ -611,13 +611,17 @@ class Router:
         if model in fleet.uneven:
             members = fleet.holding(members, model, facts.prompt_tokens, facts.beyond_tokens)
         busy: list[tuple[Member, Busy]] = []
-        if self.gate.is_open(model, now_s):
+        refused = facts.refused_until_s
+        if refused is None and self.gate.is_open(model, now_s):
             return members, busy
         free: list[Member] = []
         # No instance at all is worse than a hot one: health comes before heat.
         is_last = all(self.heat.takes_none(member.instance.name) for member in members)
         for member in members:
-            state = self.busy(member.instance.name, model, now_s, is_last=is_last)
+            name = member.instance.name
+            state = self.busy(name, model, now_s, is_last=is_last)
+            if refused is not None and (left_s := refused.get(name, now_s) - now_s) > 0:
+                state = Busy((RejectReason.UPSTREAM_BUSY,), left_s)
             if state is None:
                 free.append(member)
             else:

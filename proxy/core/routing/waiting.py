@@ -20,6 +20,10 @@ TRIALS, TRIAL_S = 4, 0.1
 """After an engine reported busy, TRIALS requests are let in, TRIAL_S later twice as many, and so on
 until it reports busy again. Only the engine knows its capacity."""
 _FULL = Reject(RejectReason.QUEUE_FULL, 1)
+ALONE = "\n"
+"""Lane of the requests that engines have refused as busy while others may be served: each waits for
+as long as the engines have said, and then among the others of its model. No model has such a
+name."""
 
 
 class QueuedRequest(Entry):
@@ -74,6 +78,8 @@ class Waiting:
         self._router = router
         self._advice = RetryAdvice()
         self._ramps: dict[str, _Ramp] = {}
+        self._alone: dict[QueuedRequest, float] = {}
+        """Until when each request in the lane of its own kind waits."""
         self._model_changes = 0
         """The fleet's count at the last look."""
 
@@ -118,7 +124,8 @@ class Waiting:
         may_wait = self.queue.limits.requests and not self.is_closed
         if reject.reason in NOBODY or not may_wait:
             return self.refusal(reject, facts, now_s)
-        lane = self._router.lane(facts.model)
+        until_s = facts.alone_until_s(now_s)
+        lane = self._router.lane(facts.model) if until_s is None else ALONE
         queued = QueuedRequest(facts, lane, priority, size_bytes, on_settled)
         offer = self.queue.offer(queued, reject.wait_s, reject.drain_tps, now_s)
         if offer.refused is not None:
@@ -127,6 +134,8 @@ class Waiting:
             assert isinstance(displaced, QueuedRequest)
             self._refuse(displaced, RejectReason.QUEUE_FULL, now_s)
         self._note(lane, reject)
+        if until_s is not None:
+            self._alone[queued] = until_s
         return queued
 
     def longest(self, now_s: float) -> tuple[float, Reject] | None:
@@ -144,6 +153,7 @@ class Waiting:
     def leave(self, queued: QueuedRequest) -> None:
         """Take a request out of the queue, however its wait ended."""
         self.queue.leave(queued)
+        self._alone.pop(queued, None)
         if not len(self.queue):
             self._ramps.clear()
 
@@ -155,13 +165,15 @@ class Waiting:
             assert isinstance(entry, QueuedRequest)
             entry.settle(Reject(RejectReason.DRAINING, retry_after_s))
         self._ramps.clear()
+        self._alone.clear()
 
     def look(self, now_s: float) -> None:
         """Admit waiting requests, of each lane until the router rejects one."""
         if (changes := self._router.fleet.model_changes) != self._model_changes:
             self._model_changes = changes
             self._sort_lanes()
-        blocked: set[str] = set()
+        self._join_others(now_s)
+        blocked: set[str] = {ALONE}
         while (entry := self.queue.next(blocked, now_s)) is not None:
             assert isinstance(entry, QueuedRequest)
             ramp = self._ramp(entry.lane)
@@ -180,21 +192,35 @@ class Waiting:
                 self._note(entry.lane, answer)
                 blocked.add(entry.lane)
 
+    def _join_others(self, now_s: float) -> None:
+        """Have the requests wait among the others that have waited alone for long enough."""
+        for queued in [q for q, until_s in self._alone.items() if until_s <= now_s]:
+            del self._alone[queued]
+            if queued.is_waiting:
+                self._move(queued, self._router.lane(queued.facts.model))
+
     def _sort_lanes(self) -> None:
         """Have each request wait where its model belongs by now."""
         for entry in self.queue.entries():
             assert isinstance(entry, QueuedRequest)
-            if (lane := self._router.lane(entry.facts.model)) != entry.lane:
-                self._ramps.setdefault(lane, _Ramp(self._ramp(entry.lane).reject))
-                self.queue.move(entry, lane)
+            lane = self._router.lane(entry.facts.model)
+            if lane != entry.lane and entry not in self._alone:
+                self._move(entry, lane)
+
+    def _move(self, queued: QueuedRequest, lane: str) -> None:
+        self._ramps.setdefault(lane, _Ramp(self._ramp(queued.lane).reject))
+        self.queue.move(queued, lane)
 
     def next_look_s(self, now_s: float) -> float | None:
         """When the passing of time alone may admit a request; None: no such time is known."""
         if not len(self.queue):
             return None
-        at_s = self._router.gate.next_change_s(now_s)
+        at_s = min(self._alone.values(), default=math.inf)
+        if (change_s := self._router.gate.next_change_s(now_s)) is not None:
+            at_s = min(at_s, change_s)
         spent = [r.until_s for r in self._ramps.values() if r.trials <= 0 and now_s < r.until_s]
-        return min(at_s or math.inf, *spent) if spent else at_s
+        at_s = min(at_s, *spent) if spent else at_s
+        return at_s if math.isfinite(at_s) else None
 
     def _refuse(self, queued: QueuedRequest, reason: RejectReason, now_s: float) -> None:
         self.queue.leave(queued)

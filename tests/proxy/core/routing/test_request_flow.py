@@ -58,6 +58,8 @@ from proxy.core.types import (
     Fallback,
     Instance,
     Reason,
+    Reject,
+    RejectReason,
     RequestFacts,
     RouterConfig,
     Unmoved,
@@ -279,9 +281,29 @@ def test_busy_is_left_alone_and_is_no_failure() -> None:
     it.flow.begin(0.0)
     told = it.told(it.flow.decode_failed(LegFailure(FailureKind.BUSY, "", 5.0), 1.0, 0.5))
     assert told == ["retried after busy", "decode on b again"]
+    assert it.router.busy("a", "m", 1.0) is None, "it may be the request's own fault"
+    it.flow.decode_answered(1.0)
     busy = it.router.busy("a", "m", 1.0)
     assert busy is not None
     assert busy.free_in_s == 5.0
+
+
+def test_a_request_that_all_refuse_as_busy_waits_alone() -> None:
+    it = Driver("a", "b")
+    failing(it.flow, dict.fromkeys("ab", LegFailure(FailureKind.BUSY, "", 5.0)), 1.0)
+    assert it.flow.may_wait
+    it.flow.end(1.0)
+    refused = it.router.admit(it.facts, 2.0)
+    assert isinstance(refused, Reject)
+    assert (refused.reason, refused.wait_s) == (RejectReason.UPSTREAM_BUSY, 4.0)
+    other = RequestFacts("m", "other", 100, [], 64.0)
+    route = it.router.admit(other, 2.0)
+    assert isinstance(route, Route), "both are open to all others"
+    it.router.finish(route, 2.0)
+    again = it.router.admit(it.facts, 6.0)
+    assert isinstance(again, Route), "and to it, once its time is over"
+    it.router.finish(again, 6.0)
+    assert it.has_nothing_left()
 
 
 def test_a_request_that_all_refuse_as_busy_may_wait_twice() -> None:

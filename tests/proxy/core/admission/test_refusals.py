@@ -1,0 +1,85 @@
+"""When an engine's "busy" closes its instance for all, and when it is one client's own matter."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.admission.refusals import OWN, Refusals
+
+BUSY_S = 30.0
+
+
+def test_the_first_word_is_no_state_of_the_engine() -> None:
+    assert Refusals().refused("mallory", BUSY_S, 1.0) == 0.0
+
+
+def test_another_instance_that_serves_the_request_tells() -> None:
+    it = Refusals()
+    it.refused("alice", BUSY_S, 1.0)
+    assert it.judged("alice", BUSY_S) == BUSY_S
+
+
+def test_refusals_of_two_clients_close_it_for_as_long_as_it_says() -> None:
+    it = Refusals()
+    it.refused("alice", BUSY_S, 1.0)
+    assert it.refused("bob", BUSY_S, 1.1) == BUSY_S
+    assert not it.served("carol", 0.5), "an older request says nothing against two"
+    assert it.served("carol", 1.1), "it takes new ones"
+
+
+def test_refusals_of_one_client_in_a_row_close_it_ever_longer() -> None:
+    for client in ("mallory", ""):
+        it = Refusals()
+        closed = [it.refused(client, BUSY_S, float(i)) for i in range(8)]
+        assert closed == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+def test_an_answer_to_anybody_else_opens_it() -> None:
+    it = Refusals()
+    it.refused("mallory", BUSY_S, 1.0)
+    it.refused("mallory", BUSY_S, 2.0)
+    assert not it.served("mallory", 0.5), "older than its refusals"
+    assert it.served("alice", 0.5)
+    assert it.served("", 0.5), "nobody knows that it is the same one"
+
+
+def test_a_client_that_is_refused_beside_others_that_are_served() -> None:
+    it = Refusals()
+    it.refused("mallory", BUSY_S, 1.0)
+    it.served("alice", 1.5)
+    closed = []
+    for i in range(OWN + 2):
+        closed.append(it.refused("mallory", BUSY_S, 2.0 + i))
+        assert (it.judged("mallory", BUSY_S) == 0.0) is (i < OWN)
+    assert closed == [0.0] * (OWN + 1) + [1.0], "in the end it is full all the same"
+
+
+def test_nobody_is_refused_for_another_ones_requests_while_others_are_served() -> None:
+    it = Refusals()
+    for i in range(50):
+        assert it.refused("mallory", BUSY_S, float(i)) == 0.0
+        assert it.served("alice", i + 0.5)
+    assert it.refused("alice", BUSY_S, 60.0) == 0.0
+    assert it.refused("mallory", BUSY_S, 61.0) == BUSY_S, "two clients: it is full"
+
+
+def test_one_that_is_served_again_is_as_any_other() -> None:
+    it = Refusals()
+    it.refused("mallory", BUSY_S, 1.0)
+    it.served("alice", 1.5)
+    it.refused("mallory", BUSY_S, 2.0)
+    assert it.served("mallory", 2.5)
+    it.refused("mallory", BUSY_S, 3.0)
+    assert it.judged("mallory", BUSY_S) == BUSY_S
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.booleans(), st.floats(0, 60))))
+def test_never_longer_than_it_says(events: list[tuple[str, bool, float]]) -> None:
+    it = Refusals()
+    for at, (client, is_refused, busy_s) in enumerate(events):
+        if is_refused:
+            assert 0.0 <= it.refused(client, busy_s, float(at)) <= busy_s
+            assert it.judged(client, busy_s) in (0.0, busy_s)
+        else:
+            it.served(client, float(at))
