@@ -32,9 +32,9 @@ class InstanceState:
     (`InstanceStates.assume_sizes`). `start_s`: when its process started, unix seconds,
     where its metrics tell. `bytes_per_token`: of prompts, by model, and `tokens_per_event`: of
     output, both as its usage says. `released`: what ending streams gave back. `cooldown_until_s`:
-    its engine is at capacity, as `refusals` tell. `unreleased`: until when broken hand-overs may have
-    left how many tokens pinned. `cache`: what it is believed to hold. `times`: how long it takes
-    and what is reserved on it, None until `Latency` is asked for it.
+    its engine is at capacity, as its `refusals` tell. `unreleased`: until when broken hand-overs
+    may have left how many tokens pinned. `cache`: what it is believed to hold. `times`: how long it
+    takes and what is reserved on it, None until `Latency` is asked for it.
     """
 
     __slots__ = (

@@ -34,6 +34,8 @@ TRIAL_TICK_S = 0.5
 """Checks for a due trial, at most so far apart: rare probes must not keep an instance out."""
 TRIAL_S = 5.0
 TRIAL_BYTES = 65536
+STREAM_TOKENS = 4
+"""Of a trial that is a stream."""
 ENGINE_ID_EVERY = 3
 """The engine's id is read at every n-th probe: another id means another process."""
 MODELS_EVERY = 15
@@ -329,9 +331,9 @@ class Probes:
         self._instances.warn(name, "twin", text)
 
     async def trial(self, upstream: Upstream) -> None:
-        """Send a one-token request to an instance that is in doubt or whose breaker is open.
+        """Send a short request to an instance that is in doubt or whose breaker is open.
 
-        So no client has to try it.
+        So no client has to try it. It is a stream where answers have broken off within.
 
         What a peer answers as well tells nothing, and passes: its model is for other requests, or
         an engine with a key of its own refuses the proxy's.
@@ -344,7 +346,8 @@ class Probes:
             member.health.trial_begins(self._clock.now_s())
             if peer is None and member.health.is_only_hollow:
                 return  # nobody could tell whose fault it is
-        failure, is_blind = await self._tried(upstream, models[0]), False
+        streams = member is not None and member.health.broken.cuts > 0
+        failure, is_blind = await self._tried(upstream, models[0], streams=streams), False
         if failure is not None and failure.kind in HOLLOW_KINDS:
             theirs = None if peer is None else await self._tried(peer, models[0])
             is_blind = peer is None or (theirs is not None and theirs.status == failure.status)
@@ -359,16 +362,24 @@ class Probes:
         peers.sort(key=lambda m: (m.health.is_suspect, not m.health.is_up, -m.health.answers))
         return self._instances.get(peers[0].instance.name) if peers else None
 
-    async def _tried(self, upstream: Upstream, model: str) -> UpstreamFailure | None:
-        """The failure of a one-token request on an instance; None: it succeeded."""
-        body = orjson.dumps({"model": model, "prompt": "1", "max_tokens": 1})
+    async def _tried(
+        self, upstream: Upstream, model: str, *, streams: bool = False
+    ) -> UpstreamFailure | None:
+        """How a short request failed on an instance, or what its answer is; None: it served.
+
+        One token in one piece, or a stream of a few, to its end.
+        """
+        more = {"max_tokens": STREAM_TOKENS, "stream": True} if streams else {"max_tokens": 1}
+        body = orjson.dumps({"model": model, "prompt": "1"} | more)
         auth = self._instances.connect_options.auth
         try:
             with Limit(TRIAL_S):
                 reply = await upstream.send("POST", COMPLETIONS, _JSON + auth, body)
                 try:
                     await look_at(reply)
-                    await reply.read(TRIAL_BYTES)
+                    answer = await reply.read(TRIAL_BYTES)
+                    if streams and reply.is_stream and b"[DONE]" not in answer:
+                        raise UpstreamFailure(FailureKind.RESET, "its stream ended before its end")
                     return hollow(endpoint_of(COMPLETIONS), reply, has_key=bool(auth))
                 finally:
                     reply.close()

@@ -24,6 +24,7 @@ the one of KV blocks, and D need not pass those of prefill.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -63,19 +63,33 @@ class InstanceEvents:
             return None
         return self._changed(member, member.health.failed(kind, error, now_s), now_s)
 
-    def doubted(self, name: str, error: str) -> None:
-        """A client's request got a server error on the instance: its own fault, or the request's.
+    def doubted(self, name: str, kind: FailureKind, error: str) -> None:
+        """A client's request failed on the instance: its own fault, or the request's.
 
         Called once per request and instance.
         """
         if (member := self._fleet.get(name)) is not None:
-            member.health.doubted(error)
+            member.health.doubted(kind, error)
 
-    def judged(self, name: str, error: str, now_s: float) -> Change | None:
-        """Another instance has served a request that got a server error here: it is a failure."""
+    def judged(self, name: str, kind: FailureKind, error: str, now_s: float) -> Change | None:
+        """Another instance has served a request that failed here: it counts."""
         if (member := self._fleet.get(name)) is not None:
-            member.health.judged()
-        return self.failed(name, FailureKind.SERVER_ERROR, error, now_s)
+            member.health.judged(kind)
+        return self.failed(name, kind, error, now_s)
+
+    def broke(
+        self, name: str, client: str, kind: FailureKind, error: str, now_s: float
+    ) -> Change | None:
+        """An answer of the instance broke off, or ended by `abort` or `error`, within.
+
+        It counts once two clients have had that.
+        """
+        member = self._fleet.get(name)
+        if member is None or not member.health.broke(client, kind, error, now_s):
+            return None
+        if kind is FailureKind.HOLLOW:
+            return self.hollowed(name, error, now_s)
+        return self.failed(name, kind, error, now_s)
 
     def hollowed(
         self, name: str, why: str, now_s: float, *, is_refusal: bool = False, server: str = ""
@@ -117,6 +131,7 @@ class InstanceEvents:
         """Note a complete answer of the instance, with the time it got the request."""
         if (member := self._fleet.get(name)) is not None:
             member.health.hollow.served(since_s)
+            member.health.broken.served(since_s)
 
     def answered(self, name: str) -> None:
         """A client's request got an answer from the instance."""

@@ -17,13 +17,14 @@ late for all probes, and its load would move to the next one. So where an answer
 has come since the probe began, it does not count. An answer ends a count of late probes. Refused
 probes and bad answers count all the same.
 
-Busy answers and clients' errors are not failures. A caller counts an instance once per request of a
-client, so that no single one can open a breaker. A server error is a doubt at first, since the
-request itself may cause it wherever it runs. It is a failure once another instance has served that
-request. `DOUBTS` in a row that nobody has judged make a trial due, which decides: clients' requests
-alone cannot eject an instance that works. So it is with hollow answers, whatever their status
-(core.fleet.hollow). Hysteresis: of three changes in a row the last is `CALM_S` after the first, so
-that a flapping probe moves nothing. Only `is_gone` is set at once.
+Busy answers and clients' errors are no failures; a caller counts an instance once per request of a
+client, so that no single one can open a breaker. What fails once the connection was made is a doubt
+at first (`DOUBT_KINDS`), since the request itself may cause it wherever it runs; it is a failure
+once another instance has served that request. `DOUBTS` in a row that nobody has judged make a trial
+due, which decides: clients' requests alone cannot eject an instance that works. So it is with
+answers that served nobody, whatever their status (core.fleet.hollow), and with those that broke off
+within (core.fleet.broken). Hysteresis: of three changes in a row the last is `CALM_S` after the
+first, so that a flapping probe moves nothing; only `is_gone` is set at once.
 
 Answers that have begun go on where an instance is ejected, as it may only be slow. Once it is out
 and `CERTAIN` probes in a row have failed they are ended, unless a piece of one has come within
@@ -37,6 +38,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from proxy.core.fleet.broken import Broken
 from proxy.core.fleet.hollow import Hollow
 from proxy.core.types import FailureKind
 
@@ -75,6 +77,8 @@ FAULT_KINDS = frozenset(
     }
 )
 """Failures that count against an instance; not: a busy answer, or a failure of its peer."""
+DOUBT_KINDS = FAULT_KINDS - {FailureKind.CONNECT, FailureKind.UNREACHABLE}
+"""Those of them that the request itself may cause: the instance has taken its connection."""
 
 
 class State(StrEnum):
@@ -131,9 +135,12 @@ class Health:
     answers: int = 0
     """Clients' requests that it has answered."""
     doubts: int = 0
-    """Server errors since it last worked that no other instance's answer has judged."""
+    """Failures of DOUBT_KINDS since it last worked that no other instance's answer has judged."""
     hollow: Hollow = field(default_factory=Hollow)
-    """Its hollow answers."""
+    """Its answers that served nobody."""
+    broken: Broken = field(default_factory=Broken)
+    """Its answers that broke off."""
+    _late: int = 0
     _doubt_trial_s: float = -math.inf
     _failed: int = 0
     _is_late: bool = False
@@ -189,7 +196,7 @@ class Health:
     @property
     def is_doubted(self) -> bool:
         """Whether a trial has to say if it still works: it only fails lately, for all one sees."""
-        return self.doubts >= DOUBTS or self.hollow.doubts > 0
+        return self.doubts >= DOUBTS or self.hollow.doubts > 0 or self.broken.is_open
 
     def hollow_weight(self, now_s: float) -> float:
         """Doubt by its hollow answers, 0 to 1.
@@ -201,8 +208,8 @@ class Health:
 
     @property
     def is_only_hollow(self) -> bool:
-        """Whether it is up, and in doubt for hollow answers alone."""
-        return self.is_up and self.doubts < DOUBTS
+        """Whether it is up, and in doubt for answers that served nobody alone."""
+        return self.is_up and self.doubts < DOUBTS and not self.broken.cuts
 
     def probe_due(self, now_s: float) -> bool:
         """Whether to probe now; an instance that begins to change is probed at the next tick."""
@@ -273,14 +280,31 @@ class Health:
             self._faults.clear()
         return self._return(now_s) if self._open_until_s is None else None
 
-    def doubted(self, error: str) -> None:
-        """A client's request got a server error here; the request itself may be the cause."""
+    def doubted(self, kind: FailureKind, error: str) -> None:
+        """A client's request failed here, in one of DOUBT_KINDS; it may be the cause itself."""
         self.last_error = error
-        self.doubts += 1
+        is_late = kind in UNDECIDED_KINDS
+        if self.rest is None or not is_late:
+            self.doubts += 1
+            self._late += is_late
 
-    def judged(self) -> None:
-        """Another instance has served the request that got a server error here: `failed` comes."""
+    def judged(self, kind: FailureKind) -> None:
+        """Another instance has served the request that failed here: `failed` comes."""
         self.doubts = max(0, self.doubts - 1)
+        if kind in UNDECIDED_KINDS:
+            self._late = max(0, self._late - 1)
+
+    def broke(self, client: str, kind: FailureKind, error: str, now_s: float) -> bool:
+        """An answer to a client broke off; whether it counts: `failed` or `hollowed` comes."""
+        self.last_error = error
+        is_late, is_cut = kind in UNDECIDED_KINDS, kind in DOUBT_KINDS
+        if self.rest is not None and is_late:
+            return False
+        was_several = self.broken.is_several
+        self.broken.broke(client, now_s, is_cut=is_cut, is_late=is_late)
+        if is_cut and self.broken.is_several and not was_several:
+            self._faults.append(now_s)  # that of the first client
+        return self.broken.is_several
 
     def hollowed(
         self, why: str, now_s: float, *, is_refusal: bool, server: str = ""
@@ -328,7 +352,7 @@ class Health:
         """
         self.was_seen = True
         self.answers += 1
-        self.doubts = 0
+        self.doubts = self._late = 0
         if self.has_failed_lately and self.is_up:
             self._end_of_late()
             self._faults.clear()
@@ -350,6 +374,7 @@ class Health:
         if self.is_up:
             is_rested = now_s - self._doubt_trial_s >= DOUBT_TRIAL_S
             is_due = self.doubts >= DOUBTS or self.hollow.is_trial_due(now_s)
+            is_due = is_due or self.broken.is_trial_due(now_s)
             return is_due and is_rested and self._is_calm(now_s)
         open_until_s = self._open_until_s
         is_over = open_until_s is not None and open_until_s <= now_s
@@ -365,9 +390,11 @@ class Health:
         """The trial failed: the breaker stays open, or opens where it was to decide on doubts."""
         self.last_error = error
         if self.is_up:
-            if not self.is_doubted or kind in UNDECIDED_KINDS or not self._is_calm(now_s):
+            is_undecided = kind in UNDECIDED_KINDS and self._late + self.broken.late < DOUBTS
+            if not self.is_doubted or is_undecided or not self._is_calm(now_s):
                 return None
-            self.doubts = 0
+            self.doubts = self._late = 0
+            self.broken.clear()
             self._open(now_s)
             return self._leave(Change.OPENED, now_s)
         if self._open_until_s is not None:
@@ -379,8 +406,9 @@ class Health:
 
         `is_blind`: with an error, as its peers answer it too.
         """
-        self.doubts = 0
+        self.doubts = self._late = 0
         self.hollow.passed(is_blind=is_blind)
+        self.broken.passed(now_s)
         if self.is_up or not self.trial_due(now_s):
             return None
         self._open_until_s = None
@@ -389,8 +417,9 @@ class Health:
     def renew(self, now_s: float) -> None:
         """Another process answers here: the failures of the old one do not count."""
         self._faults.clear()
-        self._connects = self._opened = self.doubts = 0
+        self._connects = self._opened = self.doubts = self._late = 0
         self.hollow.renew()
+        self.broken.clear()
         if self._open_until_s is not None:
             self._open_until_s = now_s
 
@@ -420,8 +449,9 @@ class Health:
     def _return(self, now_s: float) -> Change:
         self.is_up, self.has_failed_lately = True, False
         self._faults.clear()
-        self._failed = self._connects = self.doubts = 0
+        self._failed = self._connects = self.doubts = self._late = 0
         self.hollow.returned()
+        self.broken.clear()
         self.back_s = now_s
         self._changes.append(now_s)
         return Change.BACK

@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from enum import IntEnum, auto
 
-from proxy.core.fleet.health import HOLLOW_KINDS
+from proxy.core.fleet.health import DOUBT_KINDS, HOLLOW_KINDS
 from proxy.core.fleet.retries import (
     MAX_RETRIES,
     Budget,
@@ -227,10 +227,8 @@ class RequestFlow:
         self._placed_s = now_s
         self._streams = streams
         self._blamed: set[str] = before._blamed if before is not None else set()
-        self._server_errors: dict[str, int | None] = (
-            before._server_errors if before is not None else {}
-        )
-        """Status of each instance that answered with a server error, while none has served it."""
+        self._doubted: dict[str, LegFailure] = before._doubted if before is not None else {}
+        """How instances failed on it that had taken its connection, while none has served it."""
         self.is_poison: bool = before is not None and before.is_poison
         """Two instances have given the same server error: the request's fault, not theirs."""
         self._hollows: dict[str, LegFailure] = before._hollows if before is not None else {}
@@ -591,8 +589,8 @@ class RequestFlow:
     ) -> list[Action]:
         """Book a failure for an instance: once per request, however often it is tried there.
 
-        A server error, or a hollow answer, waits for another instance's answer to this request; not
-        where the answer `has_begun`: no other will be asked.
+        What the request may cause itself waits for another instance's answer to it; where the
+        answer `has_begun` no other will be asked, and a trial decides.
         """
         if failure.kind is FailureKind.BUSY:
             self._refused(name, failure.busy_s, now_s)
@@ -604,14 +602,18 @@ class RequestFlow:
             return self._hollow(name, failure, now_s, has_begun=has_begun)
         if failure.kind is FailureKind.NO_MODEL and self._router.events.contradicts_itself(name):
             self._hollows[name] = failure
-        if failure.kind is FailureKind.SERVER_ERROR and not has_begun:
-            status = failure.status
-            self.is_poison |= status is not None and status in self._server_errors.values()
-            self._server_errors[name] = failure.status
-            self._router.events.doubted(name, failure.detail)
-            return [InstanceFailed(name, None, failure.detail)]
-        change = self._router.events.failed(name, failure.kind, failure.detail, now_s)
-        return [InstanceFailed(name, change, failure.detail)]
+        kind, detail, events = failure.kind, failure.detail, self._router.events
+        if kind not in DOUBT_KINDS:
+            return [InstanceFailed(name, events.failed(name, kind, detail, now_s), detail)]
+        if has_begun:
+            change = events.broke(name, self._facts.asker, kind, detail, now_s)
+            return [InstanceFailed(name, change, detail)]
+        if kind is FailureKind.SERVER_ERROR and failure.status is not None:
+            seen = [f.status for f in self._doubted.values() if f.kind is kind]
+            self.is_poison |= failure.status in seen
+        self._doubted[name] = failure
+        events.doubted(name, kind, detail)
+        return [InstanceFailed(name, None, detail)]
 
     def _refused(self, name: str, busy_s: float, now_s: float) -> None:
         """An instance said that it is busy: so it is for this request; for all, others tell."""
@@ -627,7 +629,7 @@ class RequestFlow:
         if self._is_acquitted:
             return []
         if has_begun:
-            change = events.hollowed(name, failure.detail, now_s)
+            change = events.broke(name, self._facts.asker, failure.kind, failure.detail, now_s)
             self.route.measured = None  # nothing is learned of how quickly it fails
         else:
             self._hollows[name] = failure
@@ -661,21 +663,22 @@ class RequestFlow:
         return self._router.silence_limit_s(self.route, now_s, self._caps.idle_s)
 
     def _answered(self, now_s: float, *, is_served: bool = True) -> list[Action]:
-        """D has answered. Where it serves the request, other instances' server errors count."""
+        """D has answered. Where it serves the request, other instances' failures on it count."""
         events, name = self._router.events, self.route.decode.name
         events.answered(name)
         actions: list[Action] = []
         if is_served:
             self._judge_busy(name, now_s)
-        if is_served and self._server_errors:
-            for other, status in self._server_errors.items():
+        if is_served and self._doubted:
+            for other, failure in self._doubted.items():
                 if other != name:
-                    detail = f"status {status}, and {name} has served the request"
-                    change = events.judged(other, detail, now_s)
+                    what = failure.detail if failure.status is None else f"status {failure.status}"
+                    detail = f"{what}, and {name} has served the request"
+                    change = events.judged(other, failure.kind, detail, now_s)
                     actions.append(InstanceFailed(other, change, detail))
         if is_served and self._hollows:
             actions += self._judge(name, now_s)
-        self._server_errors.clear()
+        self._doubted.clear()
         self._hollows.clear()
         return actions
 
@@ -761,9 +764,9 @@ class RequestFlow:
     def _elsewhere(self, event: Event, now_s: float, u: float) -> list[Action]:
         """On another instance; for want of one on the same, after a pause."""
         router, route, kind = self._router, self.route, self._failure
-        # The next server error of an instance in doubt would say nothing: its trial decides. And
-        # while every instance fails, each request would be run twice.
-        avoids = kind is FailureKind.SERVER_ERROR or kind in HOLLOW_KINDS
+        # The next failure of an instance in doubt would say nothing: its trial decides. And while
+        # every instance fails, each request would be run twice.
+        avoids = kind in DOUBT_KINDS or kind in HOLLOW_KINDS
         free = router.elsewhere(route, self._facts, now_s, avoids_doubted=avoids)
         if not isinstance(free, Reject):
             has_failed = any(router.fleet.has_failed_lately(c.instance.name) for c in free)
@@ -772,7 +775,8 @@ class RequestFlow:
             router.retry(route, self._facts, now_s, free)
             return self._repeat(event, now_s)
         name = route.decode.name
-        is_there = router.fleet.is_used(name) and name not in router.fleet.open()
+        is_out = name in router.fleet.open() or (avoids and name in router.fleet.doubted())
+        is_there = router.fleet.is_used(name) and not is_out
         if not (may_repeat(kind, self.retries) and is_there):
             return [self._give_up(event)]
         if not self._take_repetition(is_free=False):

@@ -504,3 +504,18 @@ def test_no_prompt_waits_for_more_than_all_that_is_held(
     g.released("i", freed_tokens, 0.0)
     load = Load(decode_tokens=held_tokens, decode_requests=1 if held_tokens else 0)
     assert 0.0 <= g.kv_wait_s("i", load, prompt_tokens, hit_tokens, 1.0) <= held_tokens
+
+
+def test_an_answer_opens_an_instance_that_one_client_has_closed() -> None:
+    g = gate()
+    woken: list[int] = []
+    g.on_change = lambda: woken.append(1)
+    g.refused("i", "mallory", 30.0, 0.0)
+    assert g.is_open("m", 0.0), "it may be the request's own fault"
+    g.judged("i", "mallory", 30.0, 1.0)
+    assert not g.is_open("m", 1.0)
+    g.served("i", "alice", 0.5)
+    assert g.is_open("m", 1.5)
+    assert woken
+    g.judged("i", "mallory", 1.0, 2.0)
+    assert g.is_open("m", 2.0), "its time is over"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.fleet.health import FAULTS
+from proxy.core.fleet.health import DOUBT_KINDS, FAULTS
 from proxy.core.fleet.hollow import REFUSALS
 from proxy.core.fleet.retries import Budget
 from proxy.core.placement.decision import Choice, PlacementView, chosen
@@ -364,16 +364,59 @@ def test_what_it_has_seen_before_it_waited_counts() -> None:
     assert it.has_nothing_left()
 
 
-def test_a_server_error_after_the_first_byte_is_a_fault_at_once() -> None:
-    """No other instance will be asked, so nobody could judge it."""
-    for has_begun in (False, True):
-        it = Driver("a", "b")
-        it.flow.begin(0.0)
-        it.flow.decode_answered(0.5)
-        name = it.flow.route.decode.name
-        failed = LegFailure(FailureKind.SERVER_ERROR, "x", status=500)
-        it.flow.failed(name, failed, 1.0, has_begun=has_begun)
-        assert (name in it.router.fleet.recently_failed()) is has_begun
+@pytest.mark.parametrize("kind", sorted(DOUBT_KINDS))
+def test_what_breaks_after_the_first_byte_counts_for_two_clients(kind: FailureKind) -> None:
+    """No other instance will be asked, so nobody could judge it: a trial is due."""
+    it = Driver("a", "b")
+    it.flow.begin(0.0)
+    it.flow.decode_answered(0.5)
+    failed = LegFailure(kind, "x", status=500)
+    it.flow.failed("a", failed, 1.0, has_begun=True)
+    assert not it.router.fleet.recently_failed()
+    assert it.router.fleet.doubted() == {"a"}
+    for _ in range(FAULTS):
+        again = RequestFlow(it.router, it.budget, it.facts, it.flow.route, CAPS, 1.0, streams=True)
+        again.failed("a", failed, 1.0, has_begun=True)
+    assert not it.router.fleet.recently_failed(), "the same client's"
+    facts = RequestFacts("m", "other", 100, [], 64.0)
+    other = RequestFlow(it.router, it.budget, facts, it.flow.route, CAPS, 1.0, streams=True)
+    other.failed("a", failed, 1.0, has_begun=True)
+    assert it.router.fleet.recently_failed() == {"a"}
+
+
+@pytest.mark.parametrize("kind", sorted(DOUBT_KINDS))
+def test_what_a_request_may_cause_counts_once_another_has_served_it(kind: FailureKind) -> None:
+    it = Driver("a", "b")
+    it.flow.begin(0.0)
+    failed = LegFailure(kind, "x", status=500)
+    told = it.told(it.flow.decode_failed(failed, 1.0, 0.5))
+    assert told == ["a failed", f"retried after {kind}", "decode on b again"]
+    assert not it.router.fleet.recently_failed()
+    assert it.told(it.flow.decode_answered(2.0)) == ["a failed"]
+    assert it.router.fleet.recently_failed() == {"a"}
+
+
+def test_one_clients_requests_alone_open_no_breaker() -> None:
+    """Whatever they make of it: every one fails on each instance that is asked."""
+    it = Driver("a", "b", "c")
+    it.flow.end(0.0)
+    for i in range(4 * FAULTS):
+        kind = sorted(DOUBT_KINDS)[i % len(DOUBT_KINDS)]
+        route = it.router.admit(it.facts, 1.0)
+        assert isinstance(route, Route)
+        flow = RequestFlow(it.router, it.budget, it.facts, route, CAPS, 1.0, streams=True)
+        failing(flow, dict.fromkeys("abc", LegFailure(kind, "x", status=500)), 1.0)
+        flow.end(1.0)
+    assert not it.router.fleet.open()
+    assert it.router.fleet.doubted(), "a trial decides"
+    assert it.has_nothing_left()
+
+
+def test_nobody_who_listens_counts_at_once() -> None:
+    it = Driver("a", "b")
+    it.flow.begin(0.0)
+    it.flow.decode_failed(LegFailure(FailureKind.CONNECT, "refused"), 1.0, 0.5)
+    assert it.router.fleet.recently_failed() == {"a"}
 
 
 def test_only_a_busy_answer_lets_a_request_wait() -> None:
