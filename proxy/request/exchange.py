@@ -449,7 +449,8 @@ class Exchange:
             self._note_stored(answer, flow.route.decode.name)
         why = attempts.hollow
         if why is not None and answer.status < 400 and not answer.is_stream:
-            if broken(b"".join(answer.body)) is not None:
+            body = b"".join(answer.body)
+            if broken(self._row.dialect, body, is_stream=False) is not None:
                 owners.telemetry.failed(record, why.kind, why.detail)
                 self._end(Outcome.UPSTREAM_ERROR, answer.status, why.detail)
             attempts.blame(flow.route.decode.name, why)

@@ -309,9 +309,10 @@ class Streaming:
     def _note_hollow(self) -> None:
         """Check a stream that ended well for HTTP: it may be hollow."""
         record, scanner = self._record, self._scanner
-        if endpoint_of(record.endpoint).dialect not in ENDED:
+        dialect = endpoint_of(record.endpoint).dialect
+        if dialect not in ENDED:
             return
-        why = ends_hollow(scanner.last_events, has_content=scanner.has_content)
+        why = ends_hollow(dialect, scanner.last_events, has_content=scanner.has_content)
         if why is not None:
             failure = UpstreamFailure(FailureKind.HOLLOW, f"a hollow answer: {why}")
             telemetry_record.note_end(record, Outcome.UPSTREAM_ERROR, record.status, failure.detail)

@@ -710,7 +710,7 @@ async def test_f151_tools_that_speak_of_abort(rig: Floor, size: int) -> None:
     ]
 
     async def streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await apart(writer, [STREAM_HEAD, *events, b"0\r\n\r\n"], 0.01)
+        await apart(writer, [STREAM_HEAD, *events, DONE], 0.01)
 
     body = {"model": "sim-8b", "input": "x", "stream": True}
     for script in (streams, says(plain(told(b"completed", tools)))):

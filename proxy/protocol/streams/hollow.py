@@ -1,8 +1,10 @@
 """Hollow answers under status 200, found by byte search without parsing JSON.
 
 An engine whose answer has nothing in it, or ends by `abort` or `error`, has failed, whatever its
-status says. JSON escapes quotes inside a string. So no text of a model, repeated from a client or
-not, looks like a member of the answer.
+status says. JSON escapes the quotes of a string in it, so that no text of a model looks like a
+member of the answer. What a client sent as JSON does, where an engine repeats it: the Responses API
+has a request's tools and metadata in its answers. So a member counts where it stands in the answer
+only, by the brackets that close behind it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,15 @@ from proxy.protocol.streams.sse import (
 
 _BROKEN = re.compile(rb'"finish_reason"\s*:\s*(?:\{\s*"type"\s*:\s*)?"(abort|error)"')
 _BROKEN_HINTS = (b'"abort"', b'"error"')
+_IN_CHOICE: Final = 3
+"""Brackets around a choice's finish reason: of the answer, of its choices, of this one."""
+_FAILED = re.compile(rb'"status"\s*:\s*"(cancelled|failed)"')
+"""How a Responses answer says the same: it has no finish reason."""
+_FAILED_HINTS = (b'"cancelled"', b'"failed"')
+_IN_RESPONSE: Final = 1
+"""Brackets around its status; in a stream one more, of the event."""
+_CHUNKS = (Dialect.CHAT, Dialect.COMPLETIONS)
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _TOLD = re.compile(
     rb'"(?:finish_reason|stop_reason)"\s*:\s*["{]|"usage"\s*:\s*\{|'
     rb'"status"\s*:\s*"(?:completed|incomplete|queued|cancelled)"'
@@ -40,12 +51,33 @@ _NOTHING_BYTES = 64
 EMPTY: Final = "it has nothing in it"
 
 
-def broken(seen: bytes | bytearray) -> str | None:
-    """The fault of an end by `abort` or `error`; None if these bytes have none."""
-    if max(map(seen.rfind, _BROKEN_HINTS)) < 0:
+def broken(
+    dialect: Dialect, seen: bytes | bytearray, *, is_stream: bool, most: int = LAST_BYTES
+) -> str | None:
+    """What is wrong with an end by `abort` or `error`; None where these bytes have none.
+
+    `seen`: an answer in one piece, or events of a stream, of which the last `most` bytes count.
+    """
+    if dialect in _CHUNKS:
+        hints, form, depth, what = _BROKEN_HINTS, _BROKEN, _IN_CHOICE, "finish reason"
+    elif dialect is Dialect.RESPONSES:
+        hints, form, depth, what = _FAILED_HINTS, _FAILED, _IN_RESPONSE + is_stream, "status"
+    else:
         return None
-    found = _BROKEN.search(seen)
-    return None if found is None else f"finish reason {found[1].decode()}"
+    seen = seen[-most:]
+    if max(map(seen.rfind, hints)) < 0:
+        return None
+    for found in form.finditer(seen):
+        end = seen.find(b"\n", found.start()) if is_stream else len(seen)
+        if end >= 0 and _depth(seen[found.start() : end]) == depth:
+            return f"{what} {found[1].decode()}"
+    return None
+
+
+def _depth(rest: bytes | bytearray) -> int:
+    """How many brackets are open where a JSON text goes on like this, to its end."""
+    bare = _STRING.sub(b"", rest)
+    return bare.count(b"}") + bare.count(b"]") - bare.count(b"{") - bare.count(b"[")
 
 
 def why_hollow(row: Endpoint, kind: bytes, body: bytes) -> str | None:
@@ -59,10 +91,10 @@ def why_hollow(row: Endpoint, kind: bytes, body: bytes) -> str | None:
     if not row.teaches:
         return None
     if _OBJECT.match(body) is None or _ERROR.match(body) is not None:
-        return "it is not an answer of this path"
-    at = body.find(_CHOICES)
+        return "it is no answer of this path"
+    at = body.find(_CHOICES) if row.dialect in _CHUNKS else -1
     has_none = at >= 0 and _NO_CHOICE.match(body, at) is not None
-    return EMPTY if has_none else broken(body[-LAST_BYTES:])
+    return EMPTY if has_none else broken(row.dialect, body, is_stream=False)
 
 
 def why_hollow_stream(
@@ -84,7 +116,9 @@ def why_hollow_stream(
         return None
     if is_end(dialect, event):
         return EMPTY
-    return ends_hollow(head, has_content=scanner.has_content) if is_over else broken(head)
+    if is_over:
+        return ends_hollow(dialect, head, has_content=scanner.has_content)
+    return broken(dialect, head, is_stream=True, most=len(head))
 
 
 def is_end(dialect: Dialect, event: bytes) -> bool:
@@ -94,8 +128,8 @@ def is_end(dialect: Dialect, event: bytes) -> bool:
     return _TOLD.search(event) is None and names_the_end(event)
 
 
-def ends_hollow(seen: bytes | bytearray, *, has_content: bool) -> str | None:
-    """Why a finished stream is hollow; `seen`: its last events."""
-    if (why := broken(seen)) is not None:
+def ends_hollow(dialect: Dialect, seen: bytes | bytearray, *, has_content: bool) -> str | None:
+    """Why a stream that is over has served nobody; `seen`: its last events."""
+    if (why := broken(dialect, seen, is_stream=True, most=len(seen))) is not None:
         return why
     return None if has_content or _TOLD.search(seen) is not None else EMPTY

@@ -8,7 +8,7 @@ from proxy.protocol.endpoints import OTHER, Dialect, endpoint_of
 from proxy.protocol.streams.hollow import ends_hollow, why_hollow, why_hollow_stream
 
 JSON, HTML = b"application/json", b"Text/HTML; charset=utf-8"
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 DONE = b"data: [DONE]\n\n"
 
 
@@ -16,6 +16,12 @@ def chat(content: str, reason: str) -> bytes:
     message = b'{"role":"assistant","content":"%b"}' % content.encode()
     choice = b'{"index":0,"message":%b,"finish_reason":"%b"}' % (message, reason.encode())
     return b'{"id":"x","choices":[%b],"usage":{"prompt_tokens":1}}' % choice
+
+
+def response(status: str, more: bytes) -> bytes:
+    """A Responses answer that repeats something of its request, before its status or behind it."""
+    told = b'"status":"%b"' % status.encode()
+    return b'{"id":"resp_1","output":[{"status":"completed"}],%b,%b,"top_p":1.0}' % (more, told)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +32,13 @@ def chat(content: str, reason: str) -> bytes:
         (CHAT, chat(r"say \"finish_reason\":\"abort\"", "stop")),
         (CHAT, b'{"model":"abort" , "choices" : [ {"message":{"content":"a"}}]}'),
         (CHAT, chat('a","x":"error', "stop")),
+        (CHAT, chat("a", "stop")[:-1] + b',"metadata":{"finish_reason":"abort"}}'),
+        (CHAT, chat("a", "stop")[:-1] + b',"tools":[{"p":{"finish_reason":"abort"}}]}'),
+        (RESPONSES, response("completed", b'"tools":[{"finish_reason":"abort"}]')),
+        (RESPONSES, response("completed", b'"tools":[{"p":{"finish_reason":"error"}}]')),
+        (RESPONSES, response("completed", b'"tools":[{"choices":[]}]')),
+        (RESPONSES, response("completed", b'"metadata":{"status":"failed","a":"}}"}')),
+        (RESPONSES, response("incomplete", b'"tools":[{"status":"cancelled"}]')),
         (TEXT, b'{"choices":[{"text":"","finish_reason":"stop","stop_reason":"abort"}]}'),
         ("/v1/messages", b'{"type":"message","content":[],"stop_reason":"end_turn"}'),
         ("/v1/messages/count_tokens", b'{"input_tokens":7}'),
@@ -54,7 +67,10 @@ def test_answers_that_may_be_of_use(path: str, body: bytes) -> None:
         (CHAT, b'{"choices":[{"text":"a","finish_reason": {"type": "abort","message":"x"}}]}'),
         (TEXT, b'{"choices" : [ ]}'),
         ("/v1/messages", b'{"error":{"message":"no"}}'),
-        ("/v1/responses", b'"ok"'),
+        (RESPONSES, b'"ok"'),
+        (RESPONSES, response("cancelled", b'"tools":[]')),
+        (RESPONSES, response("failed", b'"metadata":{"a":"}\\"{"}')),
+        (CHAT, b'{"choices":[{"finish_reason":"abort"}],"usage":{"a":{"b":[1]}},"x":"}]}"}'),
         ("/v1/embeddings", b"{}"),
         ("/tokenize", b""),
     ],
@@ -121,4 +137,24 @@ def test_a_stream_of_an_unknown_kind_is_not_judged() -> None:
 def test_named_ends_with_a_reason_or_counts_are_answers() -> None:
     done = b'event: response.completed\ndata: {"response":{"status":"completed","output":[]}}\n\n'
     assert why_hollow_stream(Dialect.RESPONSES, done, is_over=False) is None
-    assert ends_hollow(done, has_content=False) is None
+    assert ends_hollow(Dialect.RESPONSES, done, has_content=False) is None
+
+
+def named(data: bytes, name: bytes = b"response.completed") -> bytes:
+    return b'event: %b\ndata: {"response":%b,"sequence_number":7}\n\n' % (name, data)
+
+
+def test_a_stream_of_responses_is_judged_by_its_own_status() -> None:
+    told = [
+        (response("completed", b'"tools":[{"finish_reason":"abort"}]'), None),
+        (response("completed", b'"metadata":{"status":"failed"}'), None),
+        (response("completed", b'"tools":[{"p":{"status":"cancelled"}}]'), None),
+        (response("cancelled", b'"tools":[{"status":"completed"}]'), "status cancelled"),
+    ]
+    for data, why in told:
+        for seen in (named(data), named(data)[-150:]):
+            assert ends_hollow(Dialect.RESPONSES, seen, has_content=True) == why
+        head = named(data, b"response.created") + named(data)
+        assert why_hollow_stream(Dialect.RESPONSES, head, is_over=False) == why
+    half = named(response("cancelled", b'"tools":[]'))[:-3]
+    assert ends_hollow(Dialect.RESPONSES, half, has_content=True) is None, "nobody knows its end"
