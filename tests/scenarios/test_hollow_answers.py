@@ -141,6 +141,35 @@ async def test_the_proxys_own_key_is_refused(tmp_path: Path, way: str) -> None:
         assert proxy.metric("upstream_retries_total", reason="key_refused") >= 1
 
 
+@pytest.mark.parametrize("engines", [1, 3])
+async def test_a_clients_own_request_is_refused(tmp_path: Path, engines: int) -> None:
+    """As a user or a model may be, whatever the proxy's key is."""
+    options: dict[str, Any] = {"instance_api_key": "sk-of-the-instances-0123"}
+    options |= {"health_interval": 0.05}
+    picky: list[Picky] = []
+
+    def of(at: int) -> Script:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            is_own = b"belladonna" in picky[at].bodies[-1]
+            await (refuses(403) if is_own else says(GOOD))(reader, writer)
+
+        return script
+
+    async with fleet(tmp_path, *map(of, range(engines)), **options) as (proxy, made):
+        picky += made
+        for i in range(6):
+            got = await proxy.post(chat("belladonna"), headers={"X-Session-ID": "s"})
+            assert got.status == 403
+            assert (await proxy.post(chat(f"t{i}"))).text == "fine"
+        names = [f"e{i}" for i in range(engines)]
+        healths = [proxy.router.fleet.get(name).health for name in names]
+        await until(lambda: not any(h.is_suspect for h in healths), "nobody is in doubt")
+        trials = sum(is_trial(body) for engine in made for body in engine.bodies)
+        assert not trials
+        warnings = proxy.server.state.instances.warnings
+        await until(lambda: not any(warnings.get(name) for name in names), "nor is one warned of")
+
+
 async def test_the_list_of_models_is_refused(tmp_path: Path) -> None:
     """An engine that restarts with another key serves before anybody asks for its models."""
     key = "sk-of-the-instances-0123"

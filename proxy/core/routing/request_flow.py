@@ -633,8 +633,9 @@ class RequestFlow:
             self.route.measured = None  # nothing is learned of how quickly it fails
         else:
             self._hollows[name] = failure
-        if failure.kind is FailureKind.KEY_REFUSED:
-            events.key_refused(name, failure.detail)
+        is_alone = len(self._router.fleet.believed(self._facts.model)) < 2
+        if failure.kind is FailureKind.KEY_REFUSED and is_alone:
+            events.key_refused(name, failure.detail)  # nobody else can be asked
         return [InstanceFailed(name, change, failure.detail)]
 
     @property
@@ -697,6 +698,8 @@ class RequestFlow:
         for other, hollow in self._hollows.items():
             if other != name:
                 hollowed, is_refusal = self._router.events.hollowed, _is_refusal(hollow)
+                if hollow.kind is FailureKind.KEY_REFUSED:
+                    self._router.events.key_refused(other, hollow.detail)
                 change = hollowed(other, hollow.detail, now_s, is_refusal=is_refusal, server=name)
                 actions.append(InstanceFailed(other, change, hollow.detail))
         return actions

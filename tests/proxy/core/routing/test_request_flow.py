@@ -565,6 +565,31 @@ def test_a_key_that_is_refused_is_doubted_with_or_without_others() -> None:
     assert it.router.fleet.doubted() == {"a"}
 
 
+def test_a_key_that_two_refuse_is_the_clients_own_matter() -> None:
+    """The engine may refuse this client's request, of a model or a user, whatever the key."""
+    it = Driver("a", "b", "c")
+    it.flow.begin(0.0)
+    refused = LegFailure(FailureKind.KEY_REFUSED, "status 403", status=403)
+    assert it.flow.asks_about(refused, 1.0)
+    it.flow.decode_failed(refused, 1.0, 0.5)
+    assert not it.router.fleet.doubted(), "another instance is asked first"
+    assert not it.flow.asks_about(refused, 1.0)
+    it.flow.failed("b", refused, 1.0)
+    it.flow.decode_answered(1.0, is_served=False)
+    assert not it.router.fleet.doubted()
+
+
+def test_a_key_that_another_takes_is_doubted_at_once() -> None:
+    it = Driver("a", "b")
+    it.flow.begin(0.0)
+    refused = LegFailure(FailureKind.KEY_REFUSED, "status 403", status=403)
+    it.flow.decode_failed(refused, 1.0, 0.5)
+    it.flow.decode_answered(1.0)
+    member = it.router.fleet.get("a")
+    assert member is not None
+    assert member.health.trial_due(1.0)
+
+
 def test_a_list_that_still_has_a_denied_model_is_no_excuse() -> None:
     it = Driver("a", "b")
     for name in ("a", "b"):
