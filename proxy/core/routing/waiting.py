@@ -139,8 +139,14 @@ class Waiting:
         return queued
 
     def longest(self, now_s: float) -> tuple[float, Reject] | None:
-        """Wait of the oldest request, and its refusal; None: no request waits."""
+        """How long the oldest request has waited, and what stands against it; None: none waits.
+
+        Those that wait alone say nothing of the instances.
+        """
         oldest = self.queue.oldest()
+        if self._alone:
+            others = [entry for entry in self.queue.entries() if entry.lane != ALONE]
+            oldest = min(others, key=lambda entry: entry.queued_s, default=None)
         if oldest is None:
             return None
         return now_s - oldest.queued_s, self._ramp(oldest.lane).reject

@@ -1,0 +1,94 @@
+"""Requests that wait alone, as engines have refused them as busy while others may be served."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.admission.queue import QueueLimits
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
+from proxy.core.routing.waiting import QueuedRequest, Waiting
+from proxy.core.types import Instance, Reject, RejectReason, RequestFacts, RouterConfig
+
+
+class Room:
+    """A wait queue before two instances, of which both have refused one request until 5 and 7 s."""
+
+    def __init__(self) -> None:
+        self.router = Router(RouterConfig(prefill_throughput=20_000.0))
+        for name in ("a", "b"):
+            self.router.add(Instance(name, f"http://{name}"))
+            self.router.events.probe_answered(name, 0.0)
+        self.waiting = Waiting(self.router, QueueLimits(10, 1 << 20, 30.0))
+        self.facts = facts("alone")
+        self.facts.refuse("a", 5.0)
+        self.facts.refuse("b", 7.0)
+
+    def queued(self) -> QueuedRequest:
+        reject = self.waiting.admit(self.facts, 1.0)
+        assert isinstance(reject, Reject)
+        assert (reject.reason, reject.wait_s) == (RejectReason.UPSTREAM_BUSY, 4.0)
+        queued = self.waiting.enter(self.facts, reject, 1.0, lambda: None)
+        assert isinstance(queued, QueuedRequest)
+        return queued
+
+
+def facts(session: str) -> RequestFacts:
+    return RequestFacts("m", session, 100, [], 64.0)
+
+
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
+def test_it_waits_for_as_long_as_the_first_engine_said(room: Room) -> None:
+    queued = room.queued()
+    assert room.waiting.next_look_s(1.0) == 5.0
+    room.waiting.look(4.9)
+    assert queued.result is None
+    room.waiting.look(5.0)
+    assert isinstance(queued.result, Route)
+    assert queued.result.decode.name == "a", "b has said longer"
+    assert not len(room.waiting.queue)
+
+
+def test_it_delays_nobody(room: Room) -> None:
+    queued = room.queued()
+    other = facts("other")
+    assert not room.waiting.is_behind(other)
+    assert isinstance(room.waiting.admit(other, 1.0), Route)
+    assert room.waiting.longest(9.0) is None, "it says nothing of the instances"
+    room.waiting.leave(queued)
+    assert room.waiting.next_look_s(1.0) is None
+
+
+def test_it_waits_among_the_others_where_all_are_busy_by_then(room: Room) -> None:
+    queued = room.queued()
+    for name in ("a", "b"):
+        room.router.gate.mark_busy(name, 8.0)
+    room.waiting.look(7.0)
+    assert queued.result is None
+    assert room.waiting.is_behind(facts("other"))
+    assert room.waiting.longest(9.0) is not None
+    room.waiting.look(8.0)
+    assert isinstance(queued.result, Route)
+
+
+def test_its_time_may_be_over_before(room: Room) -> None:
+    queued = room.queued()
+    room.waiting.expire(queued, 4.0)
+    assert isinstance(queued.result, Reject)
+    assert queued.result.reason is RejectReason.QUEUE_TIMEOUT
+    room.waiting.look(6.0)
+    room.waiting.leave(queued)
+
+
+def test_a_change_of_models_leaves_it_alone(room: Room) -> None:
+    queued = room.queued()
+    room.router.observe_models("a", ["m"], {})
+    room.waiting.look(2.0)
+    assert queued.result is None
+    assert not room.waiting.is_behind(facts("other"))
+    room.waiting.close(3)
+    assert isinstance(queued.result, Reject)
