@@ -33,6 +33,10 @@ class Room:
         return queued
 
 
+def is_settled(queued: QueuedRequest) -> bool:
+    return queued.result is not None
+
+
 def facts(session: str) -> RequestFacts:
     return RequestFacts("m", session, 100, [], 64.0)
 
@@ -46,7 +50,7 @@ def test_it_waits_for_as_long_as_the_first_engine_said(room: Room) -> None:
     queued = room.queued()
     assert room.waiting.next_look_s(1.0) == 5.0
     room.waiting.look(4.9)
-    assert queued.result is None
+    assert not is_settled(queued)
     room.waiting.look(5.0)
     assert isinstance(queued.result, Route)
     assert queued.result.decode.name == "a", "b has said longer"
@@ -68,7 +72,7 @@ def test_it_waits_among_the_others_where_all_are_busy_by_then(room: Room) -> Non
     for name in ("a", "b"):
         room.router.gate.mark_busy(name, 8.0)
     room.waiting.look(7.0)
-    assert queued.result is None
+    assert not is_settled(queued)
     assert room.waiting.is_behind(facts("other"))
     assert room.waiting.longest(9.0) is not None
     room.waiting.look(8.0)
@@ -88,7 +92,7 @@ def test_a_change_of_models_leaves_it_alone(room: Room) -> None:
     queued = room.queued()
     room.router.observe_models("a", ["m"], {})
     room.waiting.look(2.0)
-    assert queued.result is None
+    assert not is_settled(queued)
     assert not room.waiting.is_behind(facts("other"))
     room.waiting.close(3)
     assert isinstance(queued.result, Reject)
