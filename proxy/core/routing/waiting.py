@@ -22,8 +22,8 @@ until it reports busy again. Only the engine knows its capacity."""
 _FULL = Reject(RejectReason.QUEUE_FULL, 1)
 ALONE = "\n"
 """Lane of the requests that engines have refused as busy while others may be served: each waits for
-as long as the engines have said, and then among the others of its model. No model has such a
-name."""
+as long as the engines have said, or until another instance should be free, and then among the
+others of its model. No model has such a name."""
 
 
 class QueuedRequest(Entry):
@@ -135,7 +135,7 @@ class Waiting:
             self._refuse(displaced, RejectReason.QUEUE_FULL, now_s)
         self._note(lane, reject)
         if until_s is not None:
-            self._alone[queued] = until_s
+            self._alone[queued] = min(until_s, now_s + reject.wait_s)
         return queued
 
     def longest(self, now_s: float) -> tuple[float, Reject] | None:
@@ -194,6 +194,8 @@ class Waiting:
             elif answer.reason in NOBODY:
                 self.queue.leave(entry)
                 entry.settle(answer)
+            elif entry.facts.refused_until_s is not None:
+                entry.facts.refused_until_s = None  # it must not hold up those behind it
             else:
                 self._note(entry.lane, answer)
                 blocked.add(entry.lane)

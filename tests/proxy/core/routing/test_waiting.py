@@ -79,6 +79,31 @@ def test_it_waits_among_the_others_where_all_are_busy_by_then(room: Room) -> Non
     assert isinstance(queued.result, Route)
 
 
+def test_it_holds_up_nobody_behind_it(room: Room) -> None:
+    """One instance has refused it for long, the other one is past a threshold."""
+    room.facts.refuse("a", 100.0)
+    room.facts.refuse("b", 0.0)
+    room.router.gate.mark_busy("b", 3.0)
+    reject = room.waiting.admit(room.facts, 1.0)
+    assert isinstance(reject, Reject)
+    first = room.waiting.enter(room.facts, reject, 1.0, lambda: None)
+    assert isinstance(first, QueuedRequest)
+    assert room.waiting.next_look_s(1.0) == 3.0, "the other one's time counts too"
+    for name in ("a", "b"):
+        room.router.gate.mark_busy(name, 4.0)
+    room.waiting.look(3.0)
+    second_facts = facts("other")
+    behind = room.waiting.admit(second_facts, 3.0)
+    assert isinstance(behind, Reject)
+    second = room.waiting.enter(second_facts, behind, 3.0, lambda: None)
+    assert isinstance(second, QueuedRequest)
+    room.router.gate.mark_busy("b", 50.0)
+    room.waiting.look(4.0)
+    for queued in (first, second):
+        assert isinstance(queued.result, Route)
+        assert queued.result.decode.name == "a"
+
+
 def test_its_time_may_be_over_before(room: Room) -> None:
     queued = room.queued()
     room.waiting.expire(queued, 4.0)
