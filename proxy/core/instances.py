@@ -29,12 +29,12 @@ class InstanceState:
     `kv_tokens`: size of its KV cache. `kv_used_ratio`: share in use on the data-parallel rank with
     the most room, None while unknown. `ranks`: number of ranks that share the cache. All as its
     engine reported at `reported_s`. `assumed_kv_tokens`: the size that decisions go by
-    (`InstanceStates.assume_sizes`). `start_s`: when its process started, unix seconds,
-    where its metrics tell. `bytes_per_token`: of prompts, by model, and `tokens_per_event`: of
-    output, both as its usage says. `released`: what ending streams gave back. `cooldown_until_s`:
-    its engine is at capacity, as its `refusals` tell. `unreleased`: until when broken hand-overs
-    may have left how many tokens pinned. `cache`: what it is believed to hold. `times`: how long it
-    takes and what is reserved on it, None until `Latency` is asked for it.
+    (`InstanceStates.assume_sizes`). `start_s`: when its process started, unix seconds, where its
+    metrics tell. `bytes_per_token`: of prompts, by model, and `tokens_per_event`: of output, both
+    as its usage says. `released`: what ending streams gave back. `cooldown_until_s`: its engine is
+    at capacity, as its `refusals` tell. `unreleased`: until when broken hand-overs may have left
+    how many tokens pinned. `cache`: its assumed contents. `times`: how long it takes and what is
+    reserved on it, None until `Latency` is asked for it.
     """
 
     __slots__ = (

@@ -323,24 +323,7 @@ class Instance:
 
 @dataclass(slots=True, init=False)
 class RequestFacts:
-    """What a decision needs to know of a request.
-
-    `prompt_tokens` is the estimated ISL; `block_hashes` chain over blocks of the prompt, each
-    standing for `block_tokens` tokens; `offloadable` is false where the two legs of an offload
-    could not give the same answer as one request (n > 1, echo, several prompts, one output token,
-    ...). `holder`: the only instance that can serve it, as it holds the response that it is about.
-    `units` chain over units of the prompt's token ids; empty where the client sent text. `ends`:
-    hashes of the prompt up to the ends of its messages; empty where it has none. `part_tokens`: by
-    which a cached prefix goes on beyond its last whole block, on average; 0 where prompts are alike
-    up to the end of a block. `media`: of each image, sound, ... the place in blocks and its tokens.
-    `client`: the kind of client that asks. `estimate` is `prompt_tokens` before it was corrected by
-    what the session's last prompt was counted as, `scale` the factor between the two.
-    `beyond_tokens`: an instance with a context of so many tokens has refused it as too long.
-    `own_id`: an id that may be this request's own, and names a session once it has come back.
-    `takes_turn`: whether a prompt is computed, so that it can be a turn. `tails`: what the last
-    messages said up to the last of `ends`, whatever stands before them; 0 where too little.
-    `refused_until_s`: the instances that have answered it with "busy"; None: none has.
-    """
+    """The facts of a request that a decision needs."""
 
     model: str
     session_id: str | None
@@ -370,7 +353,9 @@ class RequestFacts:
     estimate: int = field(init=False, compare=False)
     """`prompt_tokens` before the correction by the engine's count of the session's last prompt."""
     scale: float = field(init=False, compare=False)
+    """Factor of that correction."""
     refused_until_s: dict[str, float] | None = field(init=False, compare=False)
+    """Until when each instance that has answered it with "busy" is busy for it; None: none has."""
     beyond_tokens: int
     """Context length of an instance that refused the request as too long."""
     own_id: str | None

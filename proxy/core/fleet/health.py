@@ -17,14 +17,14 @@ late for all probes, and its load would move to the next one. So where an answer
 has come since the probe began, it does not count. An answer ends a count of late probes. Refused
 probes and bad answers count all the same.
 
-Busy answers and clients' errors are no failures; a caller counts an instance once per request of a
-client, so that no single one can open a breaker. What fails once the connection was made is a doubt
-at first (`DOUBT_KINDS`), since the request itself may cause it wherever it runs; it is a failure
-once another instance has served that request. `DOUBTS` in a row that nobody has judged make a trial
-due, which decides: clients' requests alone cannot eject an instance that works. So it is with
-answers that served nobody, whatever their status (core.fleet.hollow), and with those that broke off
-within (core.fleet.broken). Hysteresis: of three changes in a row the last is `CALM_S` after the
-first, so that a flapping probe moves nothing; only `is_gone` is set at once.
+Busy answers and clients' errors are not failures. A caller counts an instance once per request of a
+client, so that no single one can open a breaker. What fails on an accepted connection is a doubt at
+first (`DOUBT_KINDS`), since the request itself may cause it wherever it runs. It is a failure once
+another instance has served that request. `DOUBTS` in a row that nobody has judged make a trial due,
+which decides: clients' requests alone cannot eject an instance that works. So it is with hollow
+answers, whatever their status (core.fleet.hollow), and with broken ones (core.fleet.broken).
+Hysteresis: of three changes in a row the last is `CALM_S` after the first, so that a flapping probe
+moves nothing. Only `is_gone` is set at once.
 
 Answers that have begun go on where an instance is ejected, as it may only be slow. Once it is out
 and `CERTAIN` probes in a row have failed they are ended, unless a piece of one has come within
@@ -137,9 +137,9 @@ class Health:
     doubts: int = 0
     """Failures of DOUBT_KINDS since it last worked that no other instance's answer has judged."""
     hollow: Hollow = field(default_factory=Hollow)
-    """Its answers that served nobody."""
+    """Its hollow answers."""
     broken: Broken = field(default_factory=Broken)
-    """Its answers that broke off."""
+    """Its answers that broke off after they had begun."""
     _late: int = 0
     _doubt_trial_s: float = -math.inf
     _failed: int = 0
@@ -208,7 +208,7 @@ class Health:
 
     @property
     def is_only_hollow(self) -> bool:
-        """Whether it is up, and in doubt for answers that served nobody alone."""
+        """Whether it is up, and in doubt for hollow answers alone."""
         return self.is_up and self.doubts < DOUBTS and not self.broken.cuts
 
     def probe_due(self, now_s: float) -> bool:

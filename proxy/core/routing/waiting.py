@@ -139,9 +139,9 @@ class Waiting:
         return queued
 
     def longest(self, now_s: float) -> tuple[float, Reject] | None:
-        """How long the oldest request has waited, and what stands against it; None: none waits.
+        """Wait of the oldest request, and its refusal; None: no request waits.
 
-        Those that wait alone say nothing of the instances.
+        Requests that wait alone say nothing of the instances.
         """
         oldest = self.queue.oldest()
         if self._alone:

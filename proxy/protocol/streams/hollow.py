@@ -1,10 +1,10 @@
 """Hollow answers under status 200, found by byte search without parsing JSON.
 
 An engine whose answer has nothing in it, or ends by `abort` or `error`, has failed, whatever its
-status says. JSON escapes the quotes of a string in it, so that no text of a model looks like a
-member of the answer. What a client sent as JSON does, where an engine repeats it: the Responses API
-has a request's tools and metadata in its answers. So a member counts where it stands in the answer
-only, by the brackets that close behind it.
+status says. JSON escapes quotes inside a string. So no text of a model, repeated from a client or
+not, looks like a member of the answer. What a client sent as JSON does, where an engine repeats it:
+a Responses answer has its request's tools and metadata. So a member counts only at its depth, by
+the brackets that close behind it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ EMPTY: Final = "it has nothing in it"
 def broken(
     dialect: Dialect, seen: bytes | bytearray, *, is_stream: bool, most: int = LAST_BYTES
 ) -> str | None:
-    """What is wrong with an end by `abort` or `error`; None where these bytes have none.
+    """The fault of an end by `abort` or `error`; None if these bytes have none.
 
     `seen`: an answer in one piece, or events of a stream, of which the last `most` bytes count.
     """
@@ -67,16 +67,43 @@ def broken(
     seen = seen[-most:]
     if max(map(seen.rfind, hints)) < 0:
         return None
-    for found in form.finditer(seen):
-        end = seen.find(b"\n", found.start()) if is_stream else len(seen)
-        if end >= 0 and _depth(seen[found.start() : end]) == depth:
-            return f"{what} {found[1].decode()}"
+    if is_stream and dialect is Dialect.RESPONSES:
+        seen = _last_line(seen)  # items of the output have a status too, in events of their own
+    found = _at_depth(form, seen, depth, by_line=is_stream)
+    return None if found is None else f"{what} {found.decode()}"
+
+
+def _last_line(events: bytes | bytearray) -> bytes | bytearray:
+    """The data of the last whole event that is JSON, with its line end."""
+    end = events.rfind(b"}\n")
+    end = events.rfind(b"}\r\n") if end < 0 else end
+    return events[events.rfind(b"\n", 0, max(end, 0)) + 1 : end + 1] + b"\n"
+
+
+def _at_depth(
+    form: re.Pattern[bytes], text: bytes | bytearray, depth: int, *, by_line: bool
+) -> bytes | None:
+    """The value of the last match inside of so many brackets of a JSON text, or of a whole line.
+
+    Each byte is looked at once, however many matches there are.
+    """
+    end, inside = len(text), 0
+    is_whole = not by_line
+    for found in reversed(list(form.finditer(text))):
+        start = found.start()
+        line_end = text.find(b"\n", start, end) if by_line else -1
+        if line_end >= 0:
+            end, inside, is_whole = line_end, 0, True
+        inside += _closed(text[start:end])
+        if is_whole and inside == depth:
+            return found[1]
+        end = start
     return None
 
 
-def _depth(rest: bytes | bytearray) -> int:
-    """How many brackets are open where a JSON text goes on like this, to its end."""
-    bare = _STRING.sub(b"", rest)
+def _closed(text: bytes | bytearray) -> int:
+    """How many more brackets a part of a JSON text closes than it opens."""
+    bare = _STRING.sub(b"", text)
     return bare.count(b"}") + bare.count(b"]") - bare.count(b"{") - bare.count(b"[")
 
 
@@ -91,7 +118,7 @@ def why_hollow(row: Endpoint, kind: bytes, body: bytes) -> str | None:
     if not row.teaches:
         return None
     if _OBJECT.match(body) is None or _ERROR.match(body) is not None:
-        return "it is no answer of this path"
+        return "it is not an answer of this path"
     at = body.find(_CHOICES) if row.dialect in _CHUNKS else -1
     has_none = at >= 0 and _NO_CHOICE.match(body, at) is not None
     return EMPTY if has_none else broken(row.dialect, body, is_stream=False)
@@ -118,6 +145,13 @@ def why_hollow_stream(
         return EMPTY
     if is_over:
         return ends_hollow(dialect, head, has_content=scanner.has_content)
+    return _breaks(dialect, head)
+
+
+def _breaks(dialect: Dialect, head: bytes) -> str | None:
+    """The fault of an end by `abort` or `error` that has come already."""
+    if dialect in ENDED_BY_NAME and not names_the_end(head):
+        return None
     return broken(dialect, head, is_stream=True, most=len(head))
 
 
@@ -129,7 +163,7 @@ def is_end(dialect: Dialect, event: bytes) -> bool:
 
 
 def ends_hollow(dialect: Dialect, seen: bytes | bytearray, *, has_content: bool) -> str | None:
-    """Why a stream that is over has served nobody; `seen`: its last events."""
+    """Why a finished stream is hollow; `seen`: its last events."""
     if (why := broken(dialect, seen, is_stream=True, most=len(seen))) is not None:
         return why
     return None if has_content or _TOLD.search(seen) is not None else EMPTY

@@ -156,5 +156,23 @@ def test_a_stream_of_responses_is_judged_by_its_own_status() -> None:
             assert ends_hollow(Dialect.RESPONSES, seen, has_content=True) == why
         head = named(data, b"response.created") + named(data)
         assert why_hollow_stream(Dialect.RESPONSES, head, is_over=False) == why
+    item = named(b'{"status":"failed"}', b"response.output_item.done").replace(b"response", b"item")
+    item = item.replace(b"event: item.", b"event: response.")
+    assert why_hollow_stream(Dialect.RESPONSES, item, is_over=False) is None, "a tool has failed"
+    assert ends_hollow(Dialect.RESPONSES, item + named(told[0][0]), has_content=True) is None
     half = named(response("cancelled", b'"tools":[]'))[:-3]
     assert ends_hollow(Dialect.RESPONSES, half, has_content=True) is None, "nobody knows its end"
+
+
+def test_many_matches_take_no_time() -> None:
+    """A client could have an engine repeat thousands: each byte is looked at once."""
+    tools = b'"tools":[' + b",".join([b'{"status":"failed"}'] * 3000) + b"]"
+    assert why_hollow(endpoint_of(RESPONSES), JSON, response("completed", tools)) is None
+    seen = named(response("completed", tools))
+    assert ends_hollow(Dialect.RESPONSES, seen, has_content=True) is None
+    head = (
+        b"data: "
+        + chat("hi", "stop")[:-1]
+        + b',"t":[%b]}\n\n' % b",".join([b'{"p":{"finish_reason":"abort"}}'] * 3000)
+    )
+    assert why_hollow_stream(Dialect.CHAT, head, is_over=False) is None
