@@ -254,7 +254,6 @@ TESTED_ELSEWHERE = {
     "proxy.process.body_worker": "request/test_large_bodies.py: the process itself",
     "proxy.core.routing.actions": "test_request_flow.py: each path as a transcript",
     "proxy.core.routing.route": "test_router.py and test_lifecycle.py: every step of a route",
-    "proxy.core.routing.waiting": "state/test_queue.py: let in, refused, gone, sent elsewhere",
     "proxy.fleet.instances": "scenarios/test_breaker.py: who goes, who comes back",
     "proxy.fleet.kv_events": "scenarios/test_kv_events.py: gaps, restarts, dropped subscriptions",
     "proxy.fleet.probes": "scenarios/test_breaker.py, process/test_hot_restart.py",
