@@ -196,7 +196,12 @@ class Health:
     @property
     def is_doubted(self) -> bool:
         """Whether a trial has to say if it still works: it only fails lately, for all one sees."""
-        return self.doubts >= DOUBTS or self.hollow.doubts > 0 or self.broken.is_open
+        return self.is_failing or self.broken.is_open
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether that is so for requests that could be repeated elsewhere."""
+        return self.doubts >= DOUBTS or self.hollow.doubts > 0
 
     def hollow_weight(self, now_s: float) -> float:
         """Doubt by its hollow answers, 0 to 1.

@@ -9,7 +9,7 @@ A refusal may be right, and a client could have any number of them. So an instan
 its peers: a hollow answer counts where another instance has served the same request. It is asked
 about refusals after `REFUSALS` in a row with nothing served in between. `FEW` are enough if several
 clients got them, or peers have served requests meanwhile. What a client has a part of, nobody else
-can be asked about. Such an answer counts by itself, as what a request says causes no such end.
+can be asked about: it counts once two of them have had one (core.fleet.broken).
 
 What counts makes a trial due, which decides: at once after `DOUBTS` in a row, in a moment after the
 first one. Until then the instance is priced (`weight`): the more, the larger their part of its last

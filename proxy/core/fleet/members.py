@@ -280,6 +280,13 @@ class Fleet:
         """Names of the instances on which a trial has to decide."""
         return {name for name, m in self._members.items() if m.health.is_doubted}
 
+    def failing(self) -> set[str]:
+        """Names of the doubted instances on which a further failure would say nothing.
+
+        Not where a client's answers have broken off alone: they keep nobody else away.
+        """
+        return {name for name, m in self._members.items() if m.health.is_failing}
+
     def note_hollow(self, now_s: float) -> None:
         """Count a hollow answer against an instance."""
         self._hollow_until_s = now_s + FADE_S

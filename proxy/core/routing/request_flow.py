@@ -778,7 +778,7 @@ class RequestFlow:
             router.retry(route, self._facts, now_s, free)
             return self._repeat(event, now_s)
         name = route.decode.name
-        is_out = name in router.fleet.open() or (avoids and name in router.fleet.doubted())
+        is_out = name in router.fleet.open() or (avoids and name in router.fleet.failing())
         is_there = router.fleet.is_used(name) and not is_out
         if not (may_repeat(kind, self.retries) and is_there):
             return [self._give_up(event)]

@@ -302,7 +302,7 @@ class Router:
         route.tried.add(route.decode.name)
         exclude = route.tried | self.fleet.open()
         if avoids_doubted:
-            exclude |= self.fleet.doubted()
+            exclude |= self.fleet.failing()
         free = self._free(facts, now_s, exclude | self.fleet.recently_failed())
         return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
 
