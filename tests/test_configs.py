@@ -102,7 +102,7 @@ EXPRESSIONS = sorted(
 
 
 def test_proxy_toml_is_what_the_declarations_give():
-    # To renew it: python -c "from proxy.config.load import *; print(default_toml(), end='')"
+    # To renew it: python -m tests.support.renew
     path = CONFIGS / "proxy.toml"
     assert path.read_text("utf-8") == default_toml()
     loaded = load(["--instances", "a:1", "--config", str(path)], {})
@@ -185,7 +185,7 @@ def test_prometheus_scrapes_the_default_port_and_loads_the_alerts():
 
 
 def test_option_tables_are_what_the_declarations_give():
-    # To renew them: python -c "from proxy.config.load import *; print(option_tables(), end='')"
+    # To renew them: python -m tests.support.renew
     parts = (ROOT / "docs/reference/options.md").read_text("utf-8").split("<!-- options -->")
     assert len(parts) == 3, (
         "docs/reference/options.md needs the tables between two <!-- options --> lines"

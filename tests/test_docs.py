@@ -121,7 +121,7 @@ def metric_table():
 
 
 def test_the_metrics_are_those_that_are_exported():
-    # To renew them: python -c "from tests.test_docs import *; print(metric_table(), end='')"
+    # To renew them: python -m tests.support.renew
     assert marked("docs/reference/metrics.md", "metrics") == metric_table().strip()
 
 
@@ -158,13 +158,12 @@ def test_the_limits_of_the_threat_model_are_the_defaults_and_their_metrics_exist
 
 
 def test_the_limits_that_are_no_options_are_those_of_the_code():
-    # To renew them: python -c "from tests.support.limits import *; print(fixed_limits())"
+    # To renew them: python -m tests.support.renew
     assert marked("docs/operate/threats.md", "fixed limits") == fixed_limits()
 
 
 def test_the_request_log_has_every_field():
-    # To renew it: python -c "from tests.support.glossary import *; print(log_fields())",
-    # shadow_fields() for the part about --shadow-policy, migration_fields() for `migrations`.
+    # To renew it: python -m tests.support.renew
     assert marked("docs/reference/request-log.md", "request log") == log_fields()
     assert marked("docs/reference/request-log.md", "shadow") == shadow_fields()
     assert marked("docs/reference/request-log.md", "migrations") == migration_fields()
@@ -185,7 +184,7 @@ def test_the_request_log_has_every_key_of_a_candidate():
 
 
 def test_the_glossary_has_every_reason_status_and_class():
-    # To renew it: python -c "from tests.support.glossary import *; print(glossary())"
+    # To renew it: python -m tests.support.renew
     assert marked("docs/reference/glossary.md", "glossary") == glossary()
 
 
@@ -255,7 +254,7 @@ def path_table():
 
 
 def test_the_relayed_paths_are_those_with_a_row():
-    # To renew them: python -c "from tests.test_docs import *; print(path_table(), end='')"
+    # To renew them: python -m tests.support.renew
     assert marked("docs/reference/http-api.md", "relayed paths") == path_table().strip()
 
 
