@@ -185,12 +185,16 @@ def _prompts_wait(summary: Summary) -> float | None:
     return _ms(name, "ttft_s", "p50")(by_class)
 
 
-TTFT_P90, ITL_P99 = _ms("ttft_s", "p90"), _ms("itl_s", "p99")
+TTFT_P90, TPOT_P90, ITL_P99 = (
+    _ms("ttft_s", "p90"),
+    _ms("tpot_s", "p90"),
+    _ms("itl_s", "p99"),
+)
 ROUTING = (
     Figure("requests that ended well", lambda summary: float(summary["requests"]["ok"]), ",.0f"),
     Figure("TTFT mean, ms", _ms("ttft_s", "mean"), ",.0f"),
     Figure("TTFT p90, ms", TTFT_P90, ",.0f"),
-    Figure("TPOT p90, ms", _ms("tpot_s", "p90"), ",.1f"),
+    Figure("TPOT p90, ms", TPOT_P90, ",.1f"),
     Figure("prompt tokens computed, %", _computed, ",.0f"),
 )
 OFFLOAD = (
@@ -211,13 +215,19 @@ def table(heads: Sequence[str], figures: Sequence[Figure], runs: Sequence[Summar
 
 
 def gain(other: Summary, default: Summary) -> str:
-    """Return the sentence about round robin, whatever the run has shown."""
-    ratio = _ratio(TTFT_P90, default, other)
+    """Return the sentences about round robin: gain and price, whatever the run has shown."""
+    ttft, tpot = _ratio(TTFT_P90, default, other), _ratio(TPOT_P90, default, other)
+    why = "in this run the default gains nothing"
+    if ttft is not None and ttft < 1:
+        why = "sessions stay where their KV is"
+    slower = ": later tokens come more slowly" if tpot is not None and round(tpot, 2) > 1 else ""
+    return "\n".join((_beside("TTFT", ttft, f": {why}"), _beside("TPOT", tpot, slower)))
+
+
+def _beside(name: str, ratio: float | None, said: str) -> str:
     if ratio is None:
-        return "   TTFT was not measured in both runs."
-    if ratio < 1:
-        return f"   TTFT p90 is {ratio:.2f} of round robin's: sessions stay where their KV is."
-    return f"   TTFT p90 is {ratio:.2f} of round robin's: in this run the default gains nothing."
+        return f"   {name} was not measured in both runs."
+    return f"   {name} p90 is {ratio:.2f} of round robin's{said}."
 
 
 def price(without: Summary, offloaded: Summary) -> str:
