@@ -333,10 +333,13 @@ def _parser(model: type[Model]) -> argparse.ArgumentParser:
         prog="cache-proxy",
         usage="%(prog)s [check] --instances HOST:PORT,HOST:PORT [options]",
         description=(model.__doc__ or "").strip(),
-        epilog=" ".join((*(f"{word}: {about}." for word, about in COMMANDS.items()), SOURCES)),
+        epilog=SOURCES,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
+    words = parser._positionals  # the section above the options; else empty, so not shown
+    words.title = "commands"
+    words.description = " ".join(f"{word}: {about}." for word, about in COMMANDS.items())
     parser.add_argument("--version", action="version", version=f"cache-proxy {described()}")
     parser.add_argument(
         "--print-config",

@@ -25,7 +25,9 @@ def test_help_and_table_describe_every_option(capsys):
     with pytest.raises(SystemExit) as stopped:
         load(["--help"], {})
     assert stopped.value.code == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    shown = " ".join(printed.split())
+    assert printed.index("\n  check: ask every instance once") < printed.index("--help")
     table = option_tables()
     for name in Settings.model_fields:
         assert flag_of(name) in shown
