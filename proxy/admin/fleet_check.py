@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ from proxy.telemetry.log import printable
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 """Names of engines by the `owned_by` of their model cards."""
-_TEXT_CHARS = 60
+_TEXT_CHARS, _MOST_TOLD = 60, 3
 _SCRAPES = 2
 """Reads of the metrics: engines are compared with each other once all have been read."""
 _RESTS = {
@@ -127,7 +127,7 @@ class _Look:
             version = _text(told.get("version")) if isinstance(told, dict) else ""
         with suppress(UpstreamFailure):
             cards = model_cards(await upstream.get("/v1/models", limit_s, limit=LIST_BYTES)) or []
-            self._models[name] = ", ".join(map(_model, cards[:3])) + ", ..." * (len(cards) > 3)
+            self._models[name] = _some([*map(_model, cards)])
             owner = _text(cards[0].get("owned_by")) if cards else ""
             engine = ENGINES.get(owner.lower(), owner)
         self._engines[name] = " ".join(filter(None, (engine, version))) or "engine not known"
@@ -163,6 +163,11 @@ class _Look:
             return f"{connector} found at {url}, so it takes offloaded prefills"
         if url is not None:
             return f"{connector} not found at {url}"
+        if others := self._instances.neighbours(upstream.instance.name):
+            shared = f"{connector} not looked for, as it shares its host with {_some(others)}"
+            return (
+                f"{shared}: name its port with ;bootstrap=PORT, else it takes no offloaded prefill"
+            )
         where = "" if port is None else f" at port {port}"
         return f"no {connector} found{where}, so it takes no offloaded prefill"
 
@@ -195,6 +200,10 @@ def _why(failure: UpstreamFailure, url: str) -> str:
 
 def _many(count: int, what: str) -> str:
     return f"{count or 'no'} {what}{'s' * (count != 1)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_TOLD]) + ", ..." * (len(names) > _MOST_TOLD)
 
 
 def _model(card: Mapping[str, object]) -> str:

@@ -227,15 +227,24 @@ class Instances:
         text = f"its name {host} has {len(several)} addresses ({named}): {_EACH_ITSELF}"
         self.warn(name, "addresses", text if several else None)
 
+    def neighbours(self, name: str) -> list[str]:
+        """The other instances that have an address of this one's: they share its host."""
+        own, others = self._addresses(name)
+        return [other for other, theirs in others.items() if not own.isdisjoint(theirs)]
+
     def is_alone_on_its_host(self, name: str) -> bool:
         """Whether no other instance has an address of this one's.
 
         False as well while another one's name has no address yet.
         """
+        own, others = self._addresses(name)
+        return bool(own) and all(theirs and own.isdisjoint(theirs) for theirs in others.values())
+
+    def _addresses(self, name: str) -> tuple[frozenset[str], dict[str, frozenset[str]]]:
+        """The addresses of an instance, and of each other one, as far as they are known."""
         last = self.connect_options.resolver.last
-        hosts = {n: urlsplit(u.instance.url).hostname or "" for n, u in self.by_name.items()}
-        own, others = last(hosts.pop(name)), [last(host) for host in hosts.values()]
-        return bool(own) and all(theirs and own.isdisjoint(theirs) for theirs in others)
+        known = {n: last(urlsplit(u.instance.url).hostname or "") for n, u in self.by_name.items()}
+        return known.pop(name), known
 
     def usage_judged(self, name: str, model: str) -> None:
         """Log that an instance's usage is doubted from now on, or no longer."""

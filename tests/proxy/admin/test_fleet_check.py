@@ -35,8 +35,18 @@ async def test_engines_that_serve_are_described_and_nothing_is_wrong() -> None:
     assert of_a.endswith(
         f"mooncake found at {fleet.engines[0].bootstrap_url}, so it takes offloaded prefills"
     )
-    assert of_b.endswith("no mooncake found, so it takes no offloaded prefill")
+    assert of_b.endswith(
+        "mooncake not looked for, as it shares its host with a: name its port with "
+        ";bootstrap=PORT, else it takes no offloaded prefill"
+    )
     assert "key" not in of_a
+
+
+async def test_one_alone_on_its_host_is_asked_at_the_usual_port() -> None:
+    async with SimFleet(1) as fleet:
+        report = await found(fleet.engines[0].url)
+    (line,) = report.instances
+    assert line.endswith("no mooncake found, so it takes no offloaded prefill")
 
 
 async def test_who_is_not_there_or_no_engine_is_a_problem_each() -> None:
