@@ -15,7 +15,7 @@ from proxy import __version__
 from proxy.admin.auth import refuse_unasked, small_object
 from proxy.config.in_force import OptionsInForce
 from proxy.config.values import InstanceSpec
-from proxy.core.fleet.health import State
+from proxy.core.fleet.health import Health, State
 from proxy.core.fleet.members import Member
 from proxy.core.kvcache.published import PublishedBlocks
 from proxy.core.latency.model import CALIBRATION_QUANTILES, Times
@@ -27,7 +27,7 @@ from proxy.fleet.membership import LOOK_S, OPERATORS, Membership, Verdict
 from proxy.net.addresses import ForbiddenAddressError
 from proxy.net.server import responses
 from proxy.net.server.responses import error_response, json_response, unavailable
-from proxy.net.timeouts import Limit
+from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.client import LIST_BYTES, Upstream, context_lengths, model_cards
 from proxy.protocol.errors import (
     DRAIN_RETRY_S,
@@ -104,7 +104,8 @@ class HealthPaths:
                 "is_up": m.health.is_up,
                 "state": m.health.state(now_s),
                 "since": round(clock.unix(m.health.since_s(now_s)), 3),
-                "last_error": m.health.last_error,
+                "is_draining": m.is_draining,
+                **_last_error(m.health, clock),
                 "warnings": list(self._instances.warnings.get(m.instance.name, {}).values()),
             }
             for m in members
@@ -227,7 +228,7 @@ class FleetPaths:
             "bootstrap_url": member.instance.bootstrap_url,
             "is_up": member.health.is_up,
             "state": member.health.state(now_s),
-            "last_error": member.health.last_error,
+            **_last_error(member.health, self._instances.clock),
             "is_draining": member.is_draining,
             "incarnation": member.incarnation,
             "models": sorted(member.models or ()),
@@ -470,6 +471,12 @@ def _auth(request: web.Request) -> bytes:
     """The client's Authorization as a header line, for engines that require a key."""
     given = [value for name, value in request.raw_headers if name.lower() == b"authorization"]
     return b"Authorization: %b\r\n" % given[0] if given else b""
+
+
+def _last_error(health: Health, clock: Clock) -> dict[str, object]:
+    at_s = health.last_error_s
+    at = None if at_s is None else round(clock.unix(at_s), 3)
+    return {"last_error": health.last_error, "last_error_at": at}
 
 
 def _heat(status: HeatStatus) -> dict[str, object]:

@@ -218,7 +218,8 @@ class Probes:
             member.rereads_models = True
         if not upstream.refuses_key:
             upstream.refuses_key = True
-            self._instances.router.events.key_refused(name, why)
+            now_s = self._instances.clock.now_s()
+            self._instances.router.events.key_refused(name, why, now_s)
             self._instances.trial_wanted.set()
 
     async def _learn_engine_id(self, upstream: Upstream) -> None:

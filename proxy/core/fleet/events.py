@@ -63,13 +63,13 @@ class InstanceEvents:
             return None
         return self._changed(member, member.health.failed(kind, error, now_s), now_s)
 
-    def doubted(self, name: str, kind: FailureKind, error: str) -> None:
+    def doubted(self, name: str, kind: FailureKind, error: str, now_s: float) -> None:
         """A client's request failed on the instance: its own fault, or the request's.
 
         Called once per request and instance.
         """
         if (member := self._fleet.get(name)) is not None:
-            member.health.doubted(kind, error)
+            member.health.doubted(kind, error, now_s)
 
     def judged(self, name: str, kind: FailureKind, error: str, now_s: float) -> Change | None:
         """Another instance has served a request that failed here: it counts."""
@@ -106,10 +106,10 @@ class InstanceEvents:
         change = hollowed(why, now_s, is_refusal=is_refusal, server=server)
         return self._changed(member, change, now_s)
 
-    def key_refused(self, name: str, error: str) -> None:
+    def key_refused(self, name: str, error: str, now_s: float) -> None:
         """The instance refuses the proxy's own key."""
         if (member := self._fleet.get(name)) is not None:
-            member.health.refused_key(error)
+            member.health.refused_key(error, now_s)
 
     def refused(
         self, name: str, model: str, client: str, now_s: float, *, is_redirect: bool = False

@@ -124,6 +124,8 @@ class Health:
     has_failed_lately: bool = False
     """Whether something has failed since it last worked."""
     last_error: str | None = None
+    last_error_s: float | None = None
+    """Time of `last_error`, which stays when it works again."""
     back_s: float | None = None
     """Time of its last return."""
     rest: State | None = None
@@ -241,7 +243,7 @@ class Health:
 
         `is_late`: none in time; `is_heard`: meanwhile an answer to a request has gone on.
         """
-        self.last_error = error
+        self._note(error, now_s)
         if is_late and self.is_up and (is_heard or self.answers != self._answers_before):
             self._end_of_late()
             return None
@@ -285,9 +287,9 @@ class Health:
             self._faults.clear()
         return self._return(now_s) if self._open_until_s is None else None
 
-    def doubted(self, kind: FailureKind, error: str) -> None:
+    def doubted(self, kind: FailureKind, error: str, now_s: float) -> None:
         """A client's request failed here, in one of DOUBT_KINDS; it may be the cause itself."""
-        self.last_error = error
+        self._note(error, now_s)
         is_late = kind in UNDECIDED_KINDS
         if self.rest is None or not is_late:
             self.doubts += 1
@@ -301,7 +303,7 @@ class Health:
 
     def broke(self, client: str, kind: FailureKind, error: str, now_s: float) -> bool:
         """An answer to a client broke off; whether it counts: `failed` or `hollowed` comes."""
-        self.last_error = error
+        self._note(error, now_s)
         is_late, is_cut = kind in UNDECIDED_KINDS, kind in DOUBT_KINDS
         if self.rest is not None and is_late:
             return False
@@ -319,23 +321,23 @@ class Health:
         Where trials tell nothing clients' requests have to decide.
         """
         error = f"{why}, and {server} has served the request" if server else why
-        self.last_error = error
+        self._note(error, now_s)
         self.hollow.counts(why, now_s, is_refusal=is_refusal)
         if self.hollow.is_blind:
             return self.failed(FailureKind.HOLLOW, error, now_s)
         return None
 
-    def refused_key(self, error: str) -> None:
+    def refused_key(self, error: str, now_s: float) -> None:
         """Note a refusal of the proxy's own key: no client can be the cause, a trial is due."""
-        self.last_error = error
+        self._note(error, now_s)
         self.hollow.key_refused(error)
 
     def failed(self, kind: FailureKind, error: str, now_s: float) -> Change | None:
         """A client's request failed here, in one of FAULT_KINDS, or HOLLOW."""
+        self._note(error, now_s)
         if self.rest is not None and kind in UNDECIDED_KINDS:
-            self.last_error = error
             return None
-        self.last_error, self.has_failed_lately = error, True
+        self.has_failed_lately = True
         self._faults.append(now_s)
         if kind is FailureKind.CONNECT:
             self._connects += 1
@@ -363,6 +365,9 @@ class Health:
             self._faults.clear()
             self._connects = 0
             self.has_failed_lately = bool(self._failed)
+
+    def _note(self, error: str, now_s: float) -> None:
+        self.last_error, self.last_error_s = error, now_s
 
     def _end_of_late(self) -> None:
         """Requests are answered: probes that were late, and only those, count no more."""
@@ -393,7 +398,7 @@ class Health:
         self, error: str, now_s: float, kind: FailureKind = FailureKind.SERVER_ERROR
     ) -> Change | None:
         """The trial failed: the breaker stays open, or opens where it was to decide on doubts."""
-        self.last_error = error
+        self._note(error, now_s)
         if self.is_up:
             is_undecided = kind in UNDECIDED_KINDS and self._late + self.broken.late < DOUBTS
             if not self.is_doubted or is_undecided or not self._is_calm(now_s):

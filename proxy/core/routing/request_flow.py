@@ -612,7 +612,7 @@ class RequestFlow:
             seen = [f.status for f in self._doubted.values() if f.kind is kind]
             self.is_poison |= failure.status in seen
         self._doubted[name] = failure
-        events.doubted(name, kind, detail)
+        events.doubted(name, kind, detail, now_s)
         return [InstanceFailed(name, None, detail)]
 
     def _refused(self, name: str, busy_s: float, now_s: float) -> None:
@@ -635,7 +635,7 @@ class RequestFlow:
             self._hollows[name] = failure
         is_alone = len(self._router.fleet.believed(self._facts.model)) < 2
         if failure.kind is FailureKind.KEY_REFUSED and is_alone:
-            events.key_refused(name, failure.detail)  # nobody else can be asked
+            events.key_refused(name, failure.detail, now_s)  # nobody else can be asked
         return [InstanceFailed(name, change, failure.detail)]
 
     @property
@@ -699,7 +699,7 @@ class RequestFlow:
             if other != name:
                 hollowed, is_refusal = self._router.events.hollowed, _is_refusal(hollow)
                 if hollow.kind is FailureKind.KEY_REFUSED:
-                    self._router.events.key_refused(other, hollow.detail)
+                    self._router.events.key_refused(other, hollow.detail, now_s)
                 change = hollowed(other, hollow.detail, now_s, is_refusal=is_refusal, server=name)
                 actions.append(InstanceFailed(other, change, hollow.detail))
         return actions

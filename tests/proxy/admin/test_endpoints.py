@@ -38,12 +38,25 @@ async def test_probes(tmp_path: Path) -> None:
         first, second = health["instances"].values()
         assert (status, first["is_up"], second["is_up"]) == (200, False, True)
         assert "connect" in first["last_error"]
-        assert second["last_error"] is None
+        assert first["since"] - 60 < first["last_error_at"] <= first["since"] + 60
+        assert (second["last_error"], second["last_error_at"]) == (None, None)
+        _, (row, _) = await call(proxy, "GET", "/instances")
+        assert row["last_error"] == first["last_error"]
+        assert row["last_error_at"] >= first["last_error_at"], "unix seconds, as in /health"
         await fleet.engines[1].kill()
         await until(lambda: not proxy.router.fleet.up(), "both down")
         assert (await call(proxy, "GET", "/health"))[0] == 503
         assert (await call(proxy, "GET", "/ready"))[0] == 503
         assert (await call(proxy, "GET", "/live"))[0] == 200
+
+
+async def test_health_tells_who_drains(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 2) as (proxy, _):
+        a, b = (m.instance.name for m in proxy.router.fleet.members())
+        proxy.router.fleet.get(a).is_draining = True
+        status, health = await call(proxy, "GET", "/health")
+        told = {name: one["is_draining"] for name, one in health["instances"].items()}
+        assert (status, health["status"], told) == (200, "ok", {a: True, b: False})
 
 
 async def test_draining_is_not_ready(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_server_errors_that_nobody_judges_eject_nobody_but_want_a_trial(seen: Se
     health = seen.member().health
     for _ in range(DOUBTS):
         assert not health.trial_due(100.0)
-        seen.events.doubted("a", FailureKind.SERVER_ERROR, "status 500")
+        seen.events.doubted("a", FailureKind.SERVER_ERROR, "status 500", 0.0)
     assert seen.fleet.doubted() == {"a"}
     assert seen.fleet.is_up("a")
     assert health.state(100.0) is State.SUSPECT
@@ -133,7 +133,7 @@ def test_server_errors_that_nobody_judges_eject_nobody_but_want_a_trial(seen: Se
 
 def test_a_trial_that_fails_ejects_one_in_doubt(seen: Seen) -> None:
     for _ in range(DOUBTS):
-        seen.events.doubted("a", FailureKind.SERVER_ERROR, "status 500")
+        seen.events.doubted("a", FailureKind.SERVER_ERROR, "status 500", 0.0)
     assert seen.events.trial_ended("a", "status 500", 1.0) is Change.OPENED
     assert seen.fleet.open() == {"a"}
     assert seen.events.trial_ended("a", None, 100.0) is Change.BACK
@@ -238,6 +238,6 @@ def test_a_trial_that_hangs_as_clients_requests_did_decides(seen: Seen) -> None:
     for i in range(2):
         for _ in range(DOUBTS):
             kind = FailureKind.TIMEOUT if i else FailureKind.RESET
-            seen.events.doubted("a", kind, "late")
+            seen.events.doubted("a", kind, "late", 0.0)
         ended = seen.events.trial_ended("a", "late", 1.0 + i, FailureKind.TIMEOUT)
         assert ended is (Change.OPENED if i else None)

@@ -7,6 +7,8 @@ failed. One event per step of time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -253,6 +255,27 @@ def test_a_late_probe_does_not_count_while_an_answer_goes_on() -> None:
     assert (health.state(9.0), health.last_error) == (State.HEALTHY, "late")
     changes = [health.probe_failed("late", 9.0 + i, is_late=True) for i in range(FALL)]
     assert changes[-1] is Change.SILENT, "the stream has ended, or hangs too"
+
+
+def test_the_last_error_keeps_its_time_when_it_works_again() -> None:
+    health = Health(was_seen=True)
+    notes: list[Callable[[float], object]] = [
+        lambda now_s: health.probe_failed("x", now_s),
+        lambda now_s: health.doubted(FailureKind.SERVER_ERROR, "x", now_s),
+        lambda now_s: health.broke("client", FailureKind.RESET, "x", now_s),
+        lambda now_s: health.hollowed("x", now_s, is_refusal=False),
+        lambda now_s: health.refused_key("x", now_s),
+        lambda now_s: health.failed(FailureKind.RESET, "x", now_s),
+        lambda now_s: health.trial_failed("x", now_s),
+    ]
+    for i, note in enumerate(notes):
+        note(1.0 + i)
+        assert health.last_error_s == 1.0 + i
+    health.trial_answered(20.0)
+    health.answered()
+    health.probe_answered(20.0)
+    assert (health.state(20.0), health.last_error) == (State.HEALTHY, "x")
+    assert health.last_error_s == 7.0
 
 
 def test_one_that_rests_is_not_blamed_for_what_it_does_not_answer() -> None:

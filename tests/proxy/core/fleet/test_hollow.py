@@ -167,7 +167,7 @@ def test_where_trials_tell_nothing_requests_decide() -> None:
 
 def test_a_refused_key_makes_a_trial_due_and_prices_nobody() -> None:
     fleet, events = fleet_of("a", "b")
-    events.key_refused("a", "status 401 to the proxy's own key")
+    events.key_refused("a", "status 401 to the proxy's own key", 0.5)
     member = fleet.get("a")
     assert member is not None
     assert member.health.trial_due(1.0)
@@ -187,7 +187,7 @@ def test_one_that_is_not_there_is_no_matter() -> None:
     fleet, events = fleet_of("a")
     assert events.hollowed("x", ABORT, 1.0) is None
     assert not events.refused("x", "m", "c", 0.0)
-    events.key_refused("x", "")
+    events.key_refused("x", "", 0.5)
     events.acquitted("x")
     events.served("x", 1.0)
     assert weights(fleet, 1.0) is None
