@@ -56,11 +56,11 @@ class MayHang(Generic[T]):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._thread: threading.Thread | None = None
+        self._runs = False
 
     async def run(self, call: Callable[[], T], limit_s: float) -> T:
         """The result of a call; raises SensorError, also if it or an earlier call hangs."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._runs:
             raise SensorError("no answer: an earlier reading has not come back")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
@@ -75,11 +75,12 @@ class MayHang(Generic[T]):
 
         def in_thread() -> None:
             results, error = _tried(call)
+            self._runs = False  # before the result is there: the thread lives on for a moment
             with suppress(RuntimeError):  # the loop is closed: the process ends
                 loop.call_soon_threadsafe(settle, results, error)
 
-        self._thread = threading.Thread(target=in_thread, name=self._name, daemon=True)
-        self._thread.start()
+        self._runs = True
+        threading.Thread(target=in_thread, name=self._name, daemon=True).start()
         try:
             async with asyncio.timeout(limit_s):
                 return await done
