@@ -44,7 +44,7 @@ async def test_the_answer_says_why_this_instance(tmp_path: Path) -> None:
 async def test_a_repeated_request_names_who_failed_first_and_why(
     tmp_path: Path, stream: bool
 ) -> None:
-    good_answer = ANSWER if stream else plain(b'{"choices":[]}')
+    good_answer = ANSWER if stream else plain(b'{"choices":[{"message":{"content":"x"}}]}')
     async with RawEngine(resets()) as bad, RawEngine(says(good_answer)) as good:
         instances = [f"bad={bad.address}", f"good={good.address}"]
         async with ServedProxy(tmp_path / "log", instances, kv_connector="none") as proxy:

@@ -53,6 +53,8 @@ FAULTS = 5
 DOUBTS = 5
 DOUBT_TRIAL_S = 1.0
 """Seconds between two trials of an instance in doubt, at least."""
+MOST_UNDECIDED = 3
+"""Trials in a row that were late and decided nothing: each doubles that time, so many at most."""
 WINDOW_S = 10.0
 OPEN_S, OPEN_MAX_S = 5.0, 60.0
 """Seconds that a breaker stays open: the first time, and at most; doubled each time it opens."""
@@ -144,6 +146,8 @@ class Health:
     """Its answers that broke off after they had begun."""
     _late: int = 0
     _doubt_trial_s: float = -math.inf
+    _undecided: int = 0
+    """Trials in a row that decided nothing: each next one comes later."""
     _failed: int = 0
     _is_late: bool = False
     _answers_before: int = 0
@@ -382,7 +386,7 @@ class Health:
         if self.rest is not None:
             return False
         if self.is_up:
-            is_rested = now_s - self._doubt_trial_s >= DOUBT_TRIAL_S
+            is_rested = now_s - self._doubt_trial_s >= DOUBT_TRIAL_S * 2.0**self._undecided
             is_due = self.doubts >= DOUBTS or self.hollow.is_trial_due(now_s)
             is_due = is_due or self.broken.is_trial_due(now_s)
             return is_due and is_rested and self._is_calm(now_s)
@@ -402,8 +406,10 @@ class Health:
         if self.is_up:
             is_undecided = kind in UNDECIDED_KINDS and self._late + self.broken.late < DOUBTS
             if not self.is_doubted or is_undecided or not self._is_calm(now_s):
+                self._doubt_trial_s = now_s
+                self._undecided = min(self._undecided + 1, MOST_UNDECIDED)
                 return None
-            self.doubts = self._late = 0
+            self.doubts = self._late = self._undecided = 0
             self.broken.clear()
             self._open(now_s)
             return self._leave(Change.OPENED, now_s)
@@ -416,7 +422,7 @@ class Health:
 
         `is_blind`: with an error, as its peers answer it too.
         """
-        self.doubts = self._late = 0
+        self.doubts = self._late = self._undecided = 0
         self.hollow.passed(is_blind=is_blind)
         self.broken.passed(now_s)
         if self.is_up or not self.trial_due(now_s):
@@ -427,7 +433,7 @@ class Health:
     def renew(self, now_s: float) -> None:
         """Another process answers here: the failures of the old one do not count."""
         self._faults.clear()
-        self._connects = self._opened = self.doubts = self._late = 0
+        self._connects = self._opened = self.doubts = self._late = self._undecided = 0
         self.hollow.renew()
         self.broken.clear()
         if self._open_until_s is not None:
@@ -459,7 +465,7 @@ class Health:
     def _return(self, now_s: float) -> Change:
         self.is_up, self.has_failed_lately = True, False
         self._faults.clear()
-        self._failed = self._connects = self.doubts = self._late = 0
+        self._failed = self._connects = self.doubts = self._late = self._undecided = 0
         self.hollow.returned()
         self.broken.clear()
         self.back_s = now_s

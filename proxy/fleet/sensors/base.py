@@ -79,8 +79,13 @@ class MayHang(Generic[T]):
             with suppress(RuntimeError):  # the loop is closed: the process ends
                 loop.call_soon_threadsafe(settle, results, error)
 
+        thread = threading.Thread(target=in_thread, name=self._name, daemon=True)
         self._runs = True
-        threading.Thread(target=in_thread, name=self._name, daemon=True).start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many threads
+            self._runs = False
+            raise SensorError(str(error)) from error
         try:
             async with asyncio.timeout(limit_s):
                 return await done

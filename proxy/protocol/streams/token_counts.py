@@ -19,6 +19,9 @@ def told_counts(answer: bytes | None, dialect: Dialect, first_data: bytes = b"")
     `answer`: a JSON object with the member `usage`; the Responses API's streams have it further in.
     `first_data`: data of the stream's first event, where Anthropic's API has a part of the counts.
     """
+    prompt: Any
+    cached: Any
+    output: Any  # what an engine tells may be of any type
     told = object_of(answer or b"")
     counts = _inner(told if "usage" in told else _inner(told, "response"), "usage")
     if dialect is Dialect.MESSAGES:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from proxy.core.fleet.events import InstanceEvents
@@ -129,6 +131,21 @@ def test_server_errors_that_nobody_judges_eject_nobody_but_want_a_trial(seen: Se
     assert not seen.fleet.doubted()
     assert seen.events.trial_ended("a", "status 500", 101.0) is None, "nobody doubts it any more"
     assert seen.fleet.is_up("a")
+
+
+def test_trials_that_decide_nothing_come_ever_later(seen: Seen) -> None:
+    health, now_s, begun = seen.member().health, 100.0, []
+    for _ in range(DOUBTS):
+        seen.events.doubted("a", FailureKind.SERVER_ERROR, "status 500", 0.0)
+    for _ in range(6):
+        while not health.trial_due(now_s):
+            now_s += 0.125
+        begun.append(now_s)
+        health.trial_begins(now_s)
+        now_s += 5.0
+        assert seen.events.trial_ended("a", "late", now_s, FailureKind.TIMEOUT) is None
+    pauses = [later - at - 5.0 for at, later in pairwise(begun)]
+    assert pauses == [2 * DOUBT_TRIAL_S, 4 * DOUBT_TRIAL_S, *[8 * DOUBT_TRIAL_S] * 3]
 
 
 def test_a_trial_that_fails_ejects_one_in_doubt(seen: Seen) -> None:
