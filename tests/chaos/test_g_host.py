@@ -557,6 +557,15 @@ async def test_f118_tls_handshakes_that_never_end(rig: Floor, tmp_path: Path) ->
             connection.close()
 
 
+def put_at(path: Path, make: Callable[[], object]) -> None:
+    """Put something in the place of a log, which the proxy makes anew while nothing is there."""
+    while True:
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileExistsError):
+            make()
+            return
+
+
 async def test_f117_request_log_behind_a_symlink(rig: Floor, tmp_path: Path) -> None:
     """The link is followed wherever it leads; what stands in its place may be no file at all."""
     log = tmp_path / "log.jsonl"
@@ -583,24 +592,21 @@ async def test_f117_request_log_behind_a_symlink(rig: Floor, tmp_path: Path) -> 
             return path.read_bytes().count(b"\n") if path.is_file() else 0
 
         await asks_until(lambda: lines("first.jsonl") > 0, "the link's target is made")
-        log.unlink()
-        log.symlink_to(tmp_path / "second.jsonl")
+        put_at(log, lambda: log.symlink_to(tmp_path / "second.jsonl"))
         await asks_until(lambda: lines("second.jsonl") > 0, "another target is followed")
-        for put in (
+        for make in (
             lambda: log.symlink_to(tmp_path / "nowhere" / "log"),
             lambda: log.symlink_to(log),
             log.mkdir,
             lambda: os.mkfifo(log),
             lambda: log.symlink_to("/dev/full"),
         ):
-            log.unlink()
-            put()
+            put_at(log, make)
             await asks_until_dropped(await proxy.metric("request_log_dropped_total"))
             if log.is_dir() and not log.is_symlink():
                 log.rmdir()
                 log.touch()
-        log.unlink()
-        log.symlink_to(tmp_path / "third.jsonl")
+        put_at(log, lambda: log.symlink_to(tmp_path / "third.jsonl"))
         await asks_until(lambda: lines("third.jsonl") > 0, "written again")
         assert proxy.log.count("dropping lines") >= 1
 
