@@ -83,8 +83,38 @@ BUSY_MOST: Final = 0.95
 """The busy ratio is capped here: at 1 the predicted step would be infinitely long."""
 PREFILLERS: Final = 3
 """Number of P considered: those with the lowest cost of computing."""
-Terms = tuple[float, float, float, float, float, float, float, float]
-"""TTFT, harm, behind, decode, next, memory, heat and wait, as in `PricedOption`."""
+
+
+class Terms:
+    """The cost terms of one place in seconds, as in `PricedOption`.
+
+    `next_s` and `memory_s` lack the price of the KV of others (`Prices._look_at_kv`).
+    """
+
+    __slots__ = (
+        "behind_s",
+        "decode_s",
+        "harm_s",
+        "heat_s",
+        "memory_s",
+        "next_s",
+        "ttft_s",
+        "wait_s",
+    )
+
+    def __init__(
+        self,
+        ttft_s: float,
+        harm_s: float,
+        behind_s: float,
+        decode_s: float,
+        next_s: float,
+        memory_s: float,
+        heat_s: float,
+        wait_s: float,
+    ) -> None:
+        self.ttft_s, self.harm_s, self.behind_s, self.decode_s = ttft_s, harm_s, behind_s, decode_s
+        self.next_s, self.memory_s, self.heat_s, self.wait_s = next_s, memory_s, heat_s, wait_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +209,7 @@ class Prices:
             and view.facts.offloadable
             and view.facts.prompt_tokens >= config.heavy_threshold
         )
+        self._terms: list[Terms] = []
         self.costs_s: list[float] = []
         self._decoding_s: list[float] = []
         self._computing_s: list[float] = []
@@ -198,14 +229,18 @@ class Prices:
         for at in range(len(self._times)):
             if may_split:
                 self._look_at_kv(at)
-            ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, heat_s, wait_s = self._terms(at)
-            cost_s = ttft_s + harm_s + behind_s + decode_s + next_s + memory_s + heat_s
+            terms = self._terms_at(at)
+            self._terms.append(terms)
+            next_s = terms.next_s + self._excess_s[at]
+            memory_s = terms.memory_s + self._displaced_s[at]
+            begun_s, decode_s = terms.ttft_s + terms.harm_s + terms.behind_s, terms.decode_s
+            cost_s = begun_s + decode_s + next_s + memory_s + terms.heat_s
             costs_s.append(cost_s)
             if may_split:
                 decoding_s = decode_s + next_s + memory_s
                 all_decoding_s.append(decoding_s)
-                computing_s.append(ttft_s + harm_s + behind_s + memory_s + heat_s)
-                waits_s.append(wait_s)
+                computing_s.append(begun_s + memory_s + terms.heat_s)
+                waits_s.append(terms.wait_s)
                 least_p_s = min(least_p_s, cost_s - decode_s - next_s)
                 least_d_s = min(least_d_s, decoding_s)
         self._least_split_s = least_p_s + least_d_s
@@ -238,8 +273,8 @@ class Prices:
         self._excess_s[at] = excess_s = self._turns * self._again_s * excess
         return displaced_s + excess_s
 
-    def _terms(self, at: int) -> Terms:
-        """The cost terms of computing and decoding on one instance, as far as it was looked at.
+    def _terms_at(self, at: int) -> Terms:
+        """The cost terms of computing and decoding on one instance.
 
         The output costs decode steps on D, which take longer the more KV they read.
         """
@@ -262,35 +297,35 @@ class Prices:
         behind_s = self._arrivals * per_s * stall_s * (stall_s / 2 + wait_s)
         kv_after = load.decode_tokens + load.inbound_tokens + prompt_tokens
         decode_s = self._decode * times.step_s(kv_after)
-        next_s, memory_s = self._next_turn * busy + self._excess_s[at], self._displaced_s[at]
+        next_s, memory_s = self._next_turn * busy, 0.0
         if free.has_failed[at]:
             next_s += FAILED_S
         if free.doubts is not None:
             next_s += DOUBT_S * free.doubts[at]
         if kv_tokens := free.kv_tokens[at]:
             in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
-            memory_s += self._room * times.alone_s(TYPICAL, 0) * (in_use * in_use)
+            memory_s = self._room * times.alone_s(TYPICAL, 0) * (in_use * in_use)
             memory_s += self._spread * full * times.alone_s(new, 0)
         heat_s = 0.0
         if free.prefill_factors is not None:
             heat_s = (free.prefill_factors[at] - 1.0) * stall_s
-        return ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, heat_s, wait_s
+        return Terms(ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, heat_s, wait_s)
 
     def option(self, at: int) -> PricedOption:
         """The option of computing and decoding on one candidate."""
-        ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, heat_s, wait_s = self._terms(at)
+        terms = self._terms[at]
         return PricedOption(
             decode=self._free.at(at),
             prefill=None,
             cost_s=self.costs_s[at],
-            ttft_s=ttft_s,
-            harm_s=harm_s,
-            behind_s=behind_s,
-            decode_s=decode_s,
-            next_s=next_s,
-            memory_s=memory_s,
-            wait_s=wait_s,
-            heat_s=heat_s,
+            ttft_s=terms.ttft_s,
+            harm_s=terms.harm_s,
+            behind_s=terms.behind_s,
+            decode_s=terms.decode_s,
+            next_s=terms.next_s + self._excess_s[at],
+            memory_s=terms.memory_s + self._displaced_s[at],
+            wait_s=terms.wait_s,
+            heat_s=terms.heat_s,
         )
 
     def ranked(self) -> list[int]:
