@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from proxy.config.options import Settings
 from proxy.config.values import EventsAt
 from proxy.core.connectors import CONNECTORS
 from proxy.core.connectors.base import Connector
 from proxy.core.routing.actions import LegCaps
 from proxy.core.types import RouterConfig, Thresholds
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Limits on a client's body: bytes, and seconds until it is complete.
+
+    `plans_moves`: streams may migrate; such a stream is asked for token ids.
+    """
+
+    bytes: int
+    seconds: float
+    plans_moves: bool = False
 
 
 class OptionsInForce:
@@ -18,12 +32,13 @@ class OptionsInForce:
     where engines tell themselves.
     """
 
-    __slots__ = ("connector", "events_at", "leg_caps", "settings", "shows_route")
+    __slots__ = ("body_limits", "connector", "events_at", "leg_caps", "settings", "shows_route")
 
     settings: Settings
     connector: Connector
     events_at: EventsAt | None
     leg_caps: LegCaps
+    body_limits: BodyLimits
     shows_route: bool
 
     def __init__(self, settings: Settings) -> None:
@@ -41,6 +56,8 @@ class OptionsInForce:
             settings.migration_limit,
             settings.answer_timeout or settings.total_timeout,
         )
+        moves = settings.migration_limit > 0
+        self.body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout, moves)
         told = settings.kv_events in ("auto", "off")
         self.events_at = None if told else EventsAt.parse(settings.kv_events)
         self.shows_route = settings.response_headers and settings.cache_salt_secret is None

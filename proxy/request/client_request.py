@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import orjson
 from aiohttp import web
 
+from proxy.config.in_force import BodyLimits
 from proxy.core.connectors.base import Edits
 from proxy.net.server.connection import connection_of
 from proxy.net.timeouts import RateLimit
@@ -59,18 +60,6 @@ UNPACKED_RATIO = 20
 """A packed body has room for so many times its length before it is unpacked: JSON takes a tenth."""
 _LONG_BYTES = 1 << 20
 """The pieces of a longer body are joined in a thread, which does not hold up the event loop."""
-
-
-@dataclass(frozen=True, slots=True)
-class BodyLimits:
-    """Limits on a client's body: bytes, and seconds until it is complete.
-
-    `plans_moves`: streams may migrate; such a stream is asked for token ids.
-    """
-
-    bytes: int
-    seconds: float
-    plans_moves: bool = False
 
 
 async def read(

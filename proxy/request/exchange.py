@@ -21,9 +21,7 @@ from proxy.core.admission.queue import Priority
 from proxy.core.kvcache.published_index import Ended
 from proxy.core.kvcache.reuse import cached_ratio
 from proxy.core.kvcache.trust import Counts
-from proxy.core.routing.request_flow import (
-    RequestFlow,
-)
+from proxy.core.routing.request_flow import RequestFlow
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import (
@@ -242,15 +240,12 @@ class Exchange:
         if owners.memory.level is Level.NOTHING:
             owners.telemetry.metrics.issued.inc()
             return self._reject(SHORT_OF_MEMORY)
-        limits = client_request.BodyLimits(
-            settings.max_body_bytes, settings.body_timeout, settings.migration_limit > 0
-        )
         grant = owners.access.grant(self.request.headers)
         self.record.tenant = grant.tenant
         self.out = await client_request.read(
             self.request,
             responses.engine_id(self.request_id),
-            limits,
+            owners.options.body_limits,
             grant,
             owners.large_bodies,
             settings.extra_paths,

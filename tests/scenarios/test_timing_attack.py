@@ -20,13 +20,13 @@ import orjson
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from proxy.config.in_force import router_config
+from proxy.config.in_force import BodyLimits, router_config
 from proxy.config.options import Settings
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts
 from proxy.protocol.prompt.facts import TokenEstimator
-from proxy.request.client_request import BodyLimits, read
+from proxy.request.client_request import read
 from proxy.request.large_bodies import LargeBodies
 from proxy.state.access import Access
 from proxy.state.detached import DetachedTasks
