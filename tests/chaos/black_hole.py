@@ -72,7 +72,7 @@ def ends(reason: bytes, *, gap_s: float = 0.0) -> Script:
 
 def _html(status: str = "200 OK") -> bytes:
     page = b"<html><body>Welcome</body></html>"
-    return plain(page, status).replace(b"application/json", b"text/html")
+    return plain(page, status).replace(b"application/json", b"Text/HTML")
 
 
 WAYS: dict[str, Script] = {

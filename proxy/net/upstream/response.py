@@ -57,8 +57,10 @@ class Head:
         "after_version",
         "coding",
         "fields",
+        "is_packed",
         "is_stream",
         "keeps",
+        "kind",
         "length",
         "reason",
         "status",
@@ -67,8 +69,9 @@ class Head:
     def __init__(self, head: bytes, status: int, fields: Fields) -> None:
         self.status, self.fields = status, fields
         self.reason = head[13 : head.index(b"\r\n")]
-        kind = self.header(b"content-type") or b""
-        self.is_stream = status == 200 and kind.lower().startswith(b"text/event-stream")
+        self.kind = (self.header(b"content-type") or b"").lower()
+        self.is_packed = self.header(b"content-encoding") is not None
+        self.is_stream = status == 200 and self.kind.startswith(b"text/event-stream")
         self.coding = self.header(b"transfer-encoding")
         self.length = self.header(b"content-length")
         wish = (self.header(b"connection") or b"").lower()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from http import HTTPStatus
 from typing import Any
 
 from proxy.core.types import FailureKind
@@ -16,7 +15,7 @@ from proxy.protocol.streams.sse import CARRY_BYTES, first_event, is_error_event,
 BUSY_STATUSES = frozenset({429, 503, 529})
 KEY_STATUSES = frozenset({401, 403})
 ERROR_BODY_BYTES = 65536
-_NOT_MODIFIED, _NOT_FOUND = 304, 404
+_OK, _NOT_MODIFIED, _NOT_FOUND = 200, 304, 404
 _END_BYTES = 3
 """Bytes of the end of an incomplete event, kept for the next look."""
 TOO_LONG_STATUSES = frozenset({400, 413, 422})
@@ -78,8 +77,7 @@ def hollow(
         kind = FailureKind.KEY_REFUSED if refused else FailureKind.HOLLOW
         own = " to the proxy's own key" if refused else ""
         return UpstreamFailure(kind, f"status {status}{own}", status=status)
-    is_plain = status == HTTPStatus.OK and reply.header(b"content-encoding") is None
-    if not is_plain or reply.held_bytes > HOLD_BYTES or row is OTHER:
+    if status != _OK or reply.head.is_packed or reply.held_bytes > HOLD_BYTES or row is OTHER:
         return None
     body = b"".join(reply.body)
     if reply.is_stream:
@@ -89,7 +87,7 @@ def hollow(
         is_whole = reply.is_over and reply.failure is None
         why = why_hollow_stream(row.dialect, body, is_over=is_whole, may_move=may_move)
     elif reply.is_over and reply.failure is None:
-        why = why_hollow(row, reply.header(b"content-type") or b"", body)
+        why = why_hollow(row, reply.head.kind, body)
     else:
         return None
     if why is None:
@@ -99,7 +97,7 @@ def hollow(
 
 def is_refusal(hollow: UpstreamFailure) -> bool:
     """Whether a hollow answer is a client's error, so that it may be right."""
-    return hollow.kind is FailureKind.HOLLOW and hollow.status != HTTPStatus.OK
+    return hollow.kind is FailureKind.HOLLOW and hollow.status != _OK
 
 
 def begins_with_error(reply: UpstreamResponse) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from proxy.protocol.endpoints import OTHER, Dialect, endpoint_of
 from proxy.protocol.streams.hollow import ends_hollow, why_hollow, why_hollow_stream
 
-JSON, HTML = b"application/json", b"Text/HTML; charset=utf-8"
+JSON, HTML = b"application/json", b"text/html; charset=utf-8"
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 DONE = b"data: [DONE]\n\n"
 
