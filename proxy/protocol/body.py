@@ -15,21 +15,21 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, compress
-from typing import Any
+from typing import Any, Final
 
 from proxy.core.connectors.base import KV_PARAMS
 
-MAX_DEPTH = 128
+MAX_DEPTH: Final = 128
 MAX_BRACKETS, MAX_COMMAS = 1 << 18, 1 << 21
 """Most `[` and `{`, and most commas, in a body's bytes, also within texts. Each may become a Python
 object: 60 to 100 bytes, and 100 ns in each of four steps. A prompt of a million tokens has a tenth
 of them."""
-MAX_FIELDS = 4096
+MAX_FIELDS: Final = 4096
 """Most fields of the body, and of the plug-ins' arguments: each name is checked. Where a body is
 edited, fields of the same name are counted each."""
-_KEY_CHARS = 64
+_KEY_CHARS: Final = 64
 """Kept of a top-level field's name; the names that matter are shorter."""
-_ORDINARY = frozenset(
+_ORDINARY: Final = frozenset(
     {
         "model",
         "messages",
@@ -58,25 +58,25 @@ _ORDINARY = frozenset(
         "prompt_cache_key",
     }
 )
-_STEERING = frozenset({KV_PARAMS, "ec_transfer_params", "data_parallel_rank"})
-_STEERING_PREFIX = "do_remote_"
-_COUNTED_BYTES = 4096
-_MANY = 1 << 16
+_STEERING: Final = frozenset({KV_PARAMS, "ec_transfer_params", "data_parallel_rank"})
+_STEERING_PREFIX: Final = "do_remote_"
+_COUNTED_BYTES: Final = 4096
+_MANY: Final = 1 << 16
 """From this many values in one level on (token ids as a rule), counting brackets is cheaper than
 visiting the values."""
 SMALL_BYTES, SMALL_COMMAS = 1 << 20, 1 << 14
 """A larger body, or one with more commas, is not parsed on the event loop: texts of this size take
 0.6 ms there, as many values 2 ms."""
-_UNCOUNTED_BYTES = 1 << 17
+_UNCOUNTED_BYTES: Final = 1 << 17
 """Up to here commas are not counted: were all of it strings of one letter, it took 4 ms."""
 _FREE_BYTES, _SMALL_BRACKETS = 4096, 1 << 13
 """So many arrays and objects take 2 ms. Brackets in texts count too, and source code has 4 to 12
 per KiB. With fewer allowed, prompts of 200 KiB would leave the event loop."""
-_OPENING = (b"[", b"{")
+_OPENING: Final = (b"[", b"{")
 _is_nest = frozenset({dict, list}).__contains__
-PLUGINS = "vllm_xargs"
+PLUGINS: Final = "vllm_xargs"
 """Arguments for an engine's plug-ins; vLLM takes `kv_transfer_params` from there too, as text."""
-_SALT = re.compile(r"[^@/\\\x00-\x1f\x7f\ud800-\udfff]{1,128}")
+_SALT: Final = re.compile(r"[^@/\\\x00-\x1f\x7f\ud800-\udfff]{1,128}")
 """The cache_salt that vLLM accepts; others crashed engines before 0.30 (CVE-2026-105756)."""
 
 
@@ -88,8 +88,8 @@ class Unfit:
     param: str | None = None
 
 
-TOO_DEEP = Unfit(f"body: nested deeper than {MAX_DEPTH}")
-TOO_MANY_BRACKETS = Unfit(f"body: over {MAX_BRACKETS} of [ and {{")
+TOO_DEEP: Final = Unfit(f"body: nested deeper than {MAX_DEPTH}")
+TOO_MANY_BRACKETS: Final = Unfit(f"body: over {MAX_BRACKETS} of [ and {{")
 
 
 def steering_keys(body: Mapping[str, Any]) -> list[str]:
@@ -202,18 +202,20 @@ def is_deep(body: Mapping[str, Any], raw: bytes) -> bool:
 
 Span = tuple[str, int, int]
 """A top-level member: its key, and where in the body it begins and ends."""
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
-_SHORT = dict(zip("bfnrt", "\b\f\n\r\t", strict=True))
-_STRING = rb'"(?:[^"]*+(?<!\\)"|[^"\\]*+(?:\\.[^"\\]*+)*+")'
+_ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
+_SHORT: Final = dict(zip("bfnrt", "\b\f\n\r\t", strict=True))
+_STRING: Final = rb'"(?:[^"]*+(?<!\\)"|[^"\\]*+(?:\\.[^"\\]*+)*+")'
 """The first form, without a quote in it, is matched four times as fast."""
 
 
-_STEP_BYTES = 1 << 18
-_KEY_BEGIN = re.compile(rb"(?:\\u[0-9a-fA-F]{4}|\\.|[^\\]){0,%d}" % (4 * _KEY_CHARS), re.DOTALL)
+_STEP_BYTES: Final = 1 << 18
+_KEY_BEGIN: Final = re.compile(
+    rb"(?:\\u[0-9a-fA-F]{4}|\\.|[^\\]){0,%d}" % (4 * _KEY_CHARS), re.DOTALL
+)
 """Bytes and escapes that hold the kept part of a key: a character has at most four."""
-_KEY = re.compile(rb"[\s,]*+(" + _STRING + rb")\s*+:\s*+", re.DOTALL)
-_PLAIN = re.compile(_STRING + rb"|[^][{},\s\"]++", re.DOTALL)
-_TO_BRACKET = re.compile(rb'(?:[^][{}"]++|' + _STRING + rb")*+([][{}])", re.DOTALL)
+_KEY: Final = re.compile(rb"[\s,]*+(" + _STRING + rb")\s*+:\s*+", re.DOTALL)
+_PLAIN: Final = re.compile(_STRING + rb"|[^][{},\s\"]++", re.DOTALL)
+_TO_BRACKET: Final = re.compile(rb'(?:[^][{}"]++|' + _STRING + rb")*+([][{}])", re.DOTALL)
 """Texts and numbers up to the next bracket or brace, in one match however many they are."""
 
 

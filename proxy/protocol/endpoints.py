@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import Final
 
 
 class Dialect(StrEnum):
@@ -27,9 +28,9 @@ class Dialect(StrEnum):
     """OpenAI's Responses API: events with names, token counts of its own, OpenAI's errors."""
 
 
-DONE = "[DONE]"
+DONE: Final = "[DONE]"
 """The data of the event that ends a stream of chunks."""
-LAST_EVENTS = {
+LAST_EVENTS: Final = {
     Dialect.OPENAI: (),
     Dialect.CHAT: (DONE,),
     Dialect.COMPLETIONS: (DONE,),
@@ -39,10 +40,10 @@ LAST_EVENTS = {
     ),
 }
 """The events that end a stream, by their names, or DONE; none: the stream ends with its body."""
-ENDED = tuple(dialect for dialect, names in LAST_EVENTS.items() if names)
+ENDED: Final = tuple(dialect for dialect, names in LAST_EVENTS.items() if names)
 """Dialects whose streams are whole with an event of their own only."""
-ENDED_BY_NAME = tuple(dialect for dialect in ENDED if DONE not in LAST_EVENTS[dialect])
-END_NAMES = tuple(name for names in LAST_EVENTS.values() for name in names if name != DONE)
+ENDED_BY_NAME: Final = tuple(dialect for dialect in ENDED if DONE not in LAST_EVENTS[dialect])
+END_NAMES: Final = tuple(name for names in LAST_EVENTS.values() for name in names if name != DONE)
 """Names of the events that end the stream of some dialect."""
 
 
@@ -84,15 +85,15 @@ class Endpoint:
         return self.path if self.is_counted else "other"
 
 
-MODELS = "/v1/models"
+MODELS: Final = "/v1/models"
 """Answered by the proxy itself."""
-ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-OTHER = Endpoint("", "paths of --extra-paths", ANY_METHOD, is_counted=False)
+ANY_METHOD: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+OTHER: Final = Endpoint("", "paths of --extra-paths", ANY_METHOD, is_counted=False)
 """Row of the paths of `--extra-paths`."""
-RESPONSES = "/v1/responses"
-COMPACT = f"{RESPONSES}/compact"
-MESSAGES = "/v1/messages"
-_STORED = Endpoint(
+RESPONSES: Final = "/v1/responses"
+COMPACT: Final = f"{RESPONSES}/compact"
+MESSAGES: Final = "/v1/messages"
+_STORED: Final = Endpoint(
     f"{RESPONSES}/",
     "stored responses: read, list items, cancel, delete",
     ("GET", "POST", "DELETE"),
@@ -100,7 +101,7 @@ _STORED = Endpoint(
     dialect=Dialect.RESPONSES,
 )
 """Row of the paths below RESPONSES: a stored response may be had as a stream too."""
-_ROWS = (
+_ROWS: Final = (
     Endpoint(
         "/v1/chat/completions",
         "chat completions",
@@ -165,19 +166,19 @@ _ROWS = (
     Endpoint("/tokenize", "token ids of a prompt", salting=Salting.NO_KV),
     Endpoint("/detokenize", "text of token ids", salting=Salting.NO_KV),
 )
-ENDPOINTS = {row.path: row for row in _ROWS}
-OFFLOADABLE = frozenset(row.path for row in _ROWS if row.offloadable)
+ENDPOINTS: Final = {row.path: row for row in _ROWS}
+OFFLOADABLE: Final = frozenset(row.path for row in _ROWS if row.offloadable)
 """The paths of nearly all requests; a set, since each request is looked up in it four times."""
-BESIDE_V1 = tuple(path for path in ENDPOINTS if not path.startswith("/v1/"))
+BESIDE_V1: Final = tuple(path for path in ENDPOINTS if not path.startswith("/v1/"))
 """Paths outside /v1 that are relayed."""
-RELAYED = (*_ROWS, _STORED)
+RELAYED: Final = (*_ROWS, _STORED)
 """All rows, for the documentation; the last one is of the paths below its own."""
-OPERATORS_ONLY = ("/v1/admin", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+OPERATORS_ONLY: Final = ("/v1/admin", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Paths that change one engine, with all below them; no option has them relayed."""
-_LONGEST = max(len(path) for path in ENDPOINTS) + 8
+_LONGEST: Final = max(len(path) for path in ENDPOINTS) + 8
 """Characters of a path beyond which it resembles none that is known."""
-_NO_HINT = "not relayed; docs/reference/http-api.md lists what is, --extra-paths adds to it"
-_HINTS = (
+_NO_HINT: Final = "not relayed; docs/reference/http-api.md lists what is, --extra-paths adds to it"
+_HINTS: Final = (
     ("/v1/realtime", "websockets are not relayed"),
     ("/api/", "this is OpenAI's API below /v1, not Ollama's"),
     ("/openai/", "this is OpenAI's API below /v1, not Azure's"),

@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from proxy.core.connectors.base import KV_PARAMS
 from proxy.protocol.endpoints import OFFLOADABLE
 
-COMPLETIONS = "/v1/completions"
-LIST_MAX = 1024
+COMPLETIONS: Final = "/v1/completions"
+LIST_MAX: Final = 1024
 """Most ids in a list that are looked at; with more the request goes to one instance."""
-LOGPROBS_MAX = 20
+LOGPROBS_MAX: Final = 20
 """Log probabilities per token that every vLLM gives (--max-logprobs)."""
-STOPS_MAX = 4
+STOPS_MAX: Final = 4
 """Stop strings that every vLLM takes (VLLM_MAX_STOP_STRINGS)."""
-_TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})
-_WHOLE = re.compile(r"\s*([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0*)?\s*", re.ASCII)
-_DIGITS_MAX = 4300
+_TRUE: Final = frozenset({"1", "on", "t", "true", "y", "yes"})
+_WHOLE: Final = re.compile(r"\s*([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0*)?\s*", re.ASCII)
+_DIGITS_MAX: Final = 4300
 """Pydantic refuses longer numbers in strings, as Python does."""
 
 
@@ -145,7 +145,7 @@ TAKEN: dict[str, Callable[[Any], bool]] = {
     "prompt_embeds": _absent,
 }
 """Values of these fields that two legs can serve."""
-LINKED = frozenset(
+LINKED: Final = frozenset(
     {"min_tokens", "stream_options", "logprobs", "top_logprobs", "logprob_token_ids"}
 )
 """Fields that the prefill leg drops too, and that vLLM takes only beside others."""
@@ -175,7 +175,7 @@ def _fit_together(body: Mapping[str, Any], *, is_chat: bool) -> bool:
     return _ids(ids) and (is_asked or not ids)
 
 
-_MEDIA = ("image_url", "audio_url", "video_url")
+_MEDIA: Final = ("image_url", "audio_url", "video_url")
 
 
 def _has_media_elsewhere(messages: Any) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class EngineKv:
 FROZEN_S, ANSWERS = 60.0, 8
 """A report is frozen if it has not changed for FROZEN_S while the instance gave ANSWERS answers.
 Fewer answers may come between the making of a report and its reading."""
-IN_USE_S = 600.0
+IN_USE_S: Final = 600.0
 """A report is also frozen when it has shown the same KV in use for this long. A shorter time would
 be wrong: a broken hand-over pins KV for 480 s, and no counter need change meanwhile."""
 
@@ -123,18 +124,18 @@ class ReportHistory:
         return self.is_frozen
 
 
-EARLY = 8
-GAIN = 0.1
-CLIP = math.log(1.3)
+EARLY: Final = 8
+GAIN: Final = 0.1
+CLIP: Final = math.log(1.3)
 """One report moves an instance's ratio by at most GAIN * CLIP: 2.7 %."""
-QUORUM = 3
+QUORUM: Final = 3
 """With fewer instances it is unknown which of them is wrong."""
 FACTOR, FACTOR_BACK = math.log(2.0), math.log(1.6)
 """An instance is doubted beyond the first distance from the fleet's value, until it is within the
 second; different texts alone differ by less."""
-ENOUGH = 32
+ENOUGH: Final = 32
 """Reports of an instance before it can be doubted."""
-EVERY = 8
+EVERY: Final = 8
 """After ENOUGH reports the fleet's median is taken at every eighth one of an instance, since its
 cost grows with the fleet."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from proxy.core.admission.engine_reports import OwnRatio, fleet_ratio
 from proxy.core.instances import InstanceStates
@@ -17,11 +17,11 @@ LEAST_RATIO, MOST_RATIO = 0.25, 64.0
 """Bounds of what is plausible; whatever an engine reports is clipped to them."""
 LEAST_TOKENS, LEAST_BYTES = 64, 1024
 """A shorter prompt is mostly template."""
-MODELS_MAX = 64
-LEAST_MEDIA_RATIO = 0.2
+MODELS_MAX: Final = 64
+LEAST_MEDIA_RATIO: Final = 0.2
 """Media teach where they are at least this part of the text: less drowns in the text's error."""
-MEDIA_GAIN = 0.3
-MOST_MEDIA_TOKENS = 65_536.0
+MEDIA_GAIN: Final = 0.3
+MOST_MEDIA_TOKENS: Final = 65_536.0
 _Value = TypeVar("_Value")
 
 

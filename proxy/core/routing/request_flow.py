@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum, auto
+from typing import Final
 
 from proxy.core.fleet.health import DOUBT_KINDS, HOLLOW_KINDS
 from proxy.core.fleet.retries import (
@@ -78,23 +79,23 @@ from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind, Fallback, Instance, Reject, RequestFacts, Unmoved
 
-REPEAT_LEAST_S = 1.0
+REPEAT_LEAST_S: Final = 1.0
 """Time for a retry when the first attempts have used up the limit."""
-MOVE_STOP_S = 1.0
+MOVE_STOP_S: Final = 1.0
 """Longest wait of a client for the next instance in a planned migration."""
-_LEAVES_KV = frozenset(
+_LEAVES_KV: Final = frozenset(
     {FailureKind.TIMEOUT, FailureKind.LATE, FailureKind.RESET, FailureKind.WENT_DOWN}
 )
 """Failures of a fetching D after which P may keep the KV: it was not released."""
-_MAY_WAIT = frozenset({FailureKind.BUSY, FailureKind.TOO_LONG})
+_MAY_WAIT: Final = frozenset({FailureKind.BUSY, FailureKind.TOO_LONG})
 """Failures after which there is an instance for the request, which may be busy."""
-SUCCESS = 200
-MAX_WAITS = 2
+SUCCESS: Final = 200
+MAX_WAITS: Final = 2
 """Most waits in the queue of a request that engines refused as busy."""
 
 
-_LATE = frozenset({FailureKind.TIMEOUT, FailureKind.LATE})
-_STOP = LegLimit("ttft", MOVE_STOP_S, MOVE_STOP_S)
+_LATE: Final = frozenset({FailureKind.TIMEOUT, FailureKind.LATE})
+_STOP: Final = LegLimit("ttft", MOVE_STOP_S, MOVE_STOP_S)
 
 
 class State(IntEnum):
@@ -151,8 +152,8 @@ class Event(IntEnum):
 
 
 _S, _E = State, Event
-_RETRIED = frozenset({_S.COMPUTING, _S.PAUSED, _S.FAILED})
-_AT_P = (_S.PREFILLING, _S.HEDGED)
+_RETRIED: Final = frozenset({_S.COMPUTING, _S.PAUSED, _S.FAILED})
+_AT_P: Final = (_S.PREFILLING, _S.HEDGED)
 STEPS: dict[tuple[State, Event], frozenset[State]] = {
     (_S.PLACED, _E.BEGIN): frozenset({_S.COMPUTING, _S.PREFILLING}),
     (_S.PREFILLING, _E.PREFILL_LATE): frozenset({_S.PREFILLING, _S.HEDGED}),

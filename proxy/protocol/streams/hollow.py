@@ -21,32 +21,32 @@ from proxy.protocol.streams.sse import (
     names_the_end,
 )
 
-_BROKEN = re.compile(rb'"finish_reason"\s*:\s*(?:\{\s*"type"\s*:\s*)?"(abort|error)"')
-_BROKEN_HINTS = (b'"abort"', b'"error"')
+_BROKEN: Final = re.compile(rb'"finish_reason"\s*:\s*(?:\{\s*"type"\s*:\s*)?"(abort|error)"')
+_BROKEN_HINTS: Final = (b'"abort"', b'"error"')
 _IN_CHOICE: Final = 3
 """Brackets around a choice's finish reason: of the answer, of its choices, of this one."""
-_FAILED = re.compile(rb'"status"\s*:\s*"(cancelled|failed)"')
+_FAILED: Final = re.compile(rb'"status"\s*:\s*"(cancelled|failed)"')
 """How a Responses answer says the same: it has no finish reason."""
-_FAILED_HINTS = (b'"cancelled"', b'"failed"')
+_FAILED_HINTS: Final = (b'"cancelled"', b'"failed"')
 _IN_RESPONSE: Final = 1
 """Brackets around its status; in a stream one more, of the event."""
-_CHUNKS = (Dialect.CHAT, Dialect.COMPLETIONS)
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_TOLD = re.compile(
+_CHUNKS: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_TOLD: Final = re.compile(
     rb'"(?:finish_reason|stop_reason)"\s*:\s*["{]|"usage"\s*:\s*\{|'
     rb'"status"\s*:\s*"(?:completed|incomplete|queued|cancelled)"'
 )
 """The parts of a stream that report its end."""
-_CHOICES = b'"choices"'
-_NO_CHOICE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
-_HINTS = (*_BROKEN_HINTS, b"[DONE]")
-_NAMED_HINTS = (*_BROKEN_HINTS, b"message_stop", b"response.")
+_CHOICES: Final = b'"choices"'
+_NO_CHOICE: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_HINTS: Final = (*_BROKEN_HINTS, b"[DONE]")
+_NAMED_HINTS: Final = (*_BROKEN_HINTS, b"message_stop", b"response.")
 """Without any of them a stream that has begun is not at its end."""
-_OBJECT = re.compile(rb"\s*[{\[]")
-_ERROR = re.compile(rb'\s*\{\s*(?:"error"\s*:\s*[{"]|"object"\s*:\s*"error")')
+_OBJECT: Final = re.compile(rb"\s*[{\[]")
+_ERROR: Final = re.compile(rb'\s*\{\s*(?:"error"\s*:\s*[{"]|"object"\s*:\s*"error")')
 """An error under status 200, as it begins."""
-_NOTHING = frozenset({b"", b"{}", b"null", b'""'})
-_NOTHING_BYTES = 64
+_NOTHING: Final = frozenset({b"", b"{}", b"null", b'""'})
+_NOTHING_BYTES: Final = 64
 """Longer ones are not looked at for being empty."""
 EMPTY: Final = "it has nothing in it"
 
@@ -65,7 +65,7 @@ def broken(
     else:
         return None
     seen = seen[-most:]
-    if max(map(seen.rfind, hints)) < 0:
+    if hints[0] not in seen and hints[1] not in seen:
         return None
     if is_stream and dialect is Dialect.RESPONSES:
         seen = _last_line(seen)  # items of the output have a status too, in events of their own
@@ -108,16 +108,20 @@ def _closed(text: bytes | bytearray) -> int:
 
 
 def why_hollow(row: Endpoint, kind: bytes, body: bytes) -> str | None:
-    """Why a whole answer in one piece is hollow; None if it is not. `kind`: of its content."""
+    """Why a whole answer in one piece is hollow; None if it is not.
+
+    `kind`: of its content, in lower case.
+    """
     if row is OTHER:
         return None
-    if kind.lower().startswith(b"text/html"):
+    if kind.startswith(b"text/html"):
         return "it is a web page"
     if len(body) <= _NOTHING_BYTES and body.strip() in _NOTHING:
         return EMPTY
     if not row.teaches:
         return None
-    if _OBJECT.match(body) is None or _ERROR.match(body) is not None:
+    is_object = body.startswith(b"{") or _OBJECT.match(body) is not None
+    if not is_object or (b'"error"' in body and _ERROR.match(body) is not None):
         return "it is not an answer of this path"
     at = body.find(_CHOICES) if row.dialect in _CHUNKS else -1
     has_none = at >= 0 and _NO_CHOICE.match(body, at) is not None

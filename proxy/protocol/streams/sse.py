@@ -29,40 +29,42 @@ MOST_USAGES: Final = 4
 """Most members `usage` of one event that are looked at, from its end."""
 CARRY_BYTES: Final = 65536
 """Most bytes that are read of an answer in search of its first event."""
-_CONTENT = re.compile(
+_CONTENT: Final = re.compile(
     rb'"(?:content|reasoning_content|reasoning|text|refusal|delta|thinking|partial_json)"'
     rb'\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{'
 )
 _CONTENT_BYTES: Final = 64
 """A match of `_CONTENT` is not longer, unless JSON is padded with blanks."""
-_USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*\{')
+_USAGE: Final = re.compile(rb'(?<!\\)"usage"\s*:\s*\{')
 """Begins a member `usage` with an object, but no JSON string, in which its quotes are escaped."""
-_NUMBERS = re.compile(rb"(?<=\[)(?:\s*\d{1,20}\s*,)+")
+_NUMBERS: Final = re.compile(rb"(?<=\[)(?:\s*\d{1,20}\s*,)+")
 """All but the last of a list of whole numbers: after `usage` vLLM may write the prompt's ids."""
 _SKIPPED: Final = b"data:\n\n"
 """An event without data, in place of those that the fast path took."""
-_ERROR = re.compile(
+_ERROR: Final = re.compile(
     rb'event:\s*error\b|(?:event:[^\n]*\n)?data:\s*\{\s*"(?:error"|type"\s*:\s*"error")'
 )
-_ERROR_LINE = re.compile(
+_ERROR_LINE: Final = re.compile(
     rb"\n(?:event:\s*(?:error|response\.failed)\b[^\n]*\ndata:\s*"
     rb'|data:\s*(?=\{\s*(?:"error"\s*:\s*[{"]|"type"\s*:\s*"(?:error|response\.failed)")))(\{[^\n]*)\n'
 )
-_BEHIND_USAGE = re.compile(rb'data:\s*(?:\[DONE\]|\{\s*"type"\s*:\s*"(?:message_stop|ping)"[^\n]*)')
+_BEHIND_USAGE: Final = re.compile(
+    rb'data:\s*(?:\[DONE\]|\{\s*"type"\s*:\s*"(?:message_stop|ping)"[^\n]*)'
+)
 """A line that may follow the event with the usage."""
-_FIRST_DATA = re.compile(rb'\ndata:\s*(\{(?!\s*"type"\s*:\s*"ping")[^\n]*)\n')
+_FIRST_DATA: Final = re.compile(rb'\ndata:\s*(\{(?!\s*"type"\s*:\s*"ping")[^\n]*)\n')
 # Both begin with a line end, put before what is searched: without a fixed beginning the search in
 # an event of 1 MB takes 16 ms, with one 0.1.
-_LAST_EVENT = re.compile(rb"\ndata:\s*\[DONE\][^\n]*\n\r?\n")
-_BEGUN = re.compile(rb"\ndata:[ \t]*([{\[].*)\Z")
-_NAMES = "|".join(map(re.escape, END_NAMES)).encode()
-_NAME = rb'(?:event:\s*|data:\s*\{\s*"type"\s*:\s*")'
+_LAST_EVENT: Final = re.compile(rb"\ndata:\s*\[DONE\][^\n]*\n\r?\n")
+_BEGUN: Final = re.compile(rb"\ndata:[ \t]*([{\[].*)\Z")
+_NAMES: Final = "|".join(map(re.escape, END_NAMES)).encode()
+_NAME: Final = rb'(?:event:\s*|data:\s*\{\s*"type"\s*:\s*")'
 """The text before an event's name; the data has it too, for some servers only there."""
-_LAST_NAMED = re.compile(rb"\n%b(?:error|%b)\b" % (_NAME, _NAMES))
-_END = re.compile(rb"\n(?:data:\s*\[DONE\]|%b(?:%b)\b)" % (_NAME, _NAMES))
+_LAST_NAMED: Final = re.compile(rb"\n%b(?:error|%b)\b" % (_NAME, _NAMES))
+_END: Final = re.compile(rb"\n(?:data:\s*\[DONE\]|%b(?:%b)\b)" % (_NAME, _NAMES))
 """Marks of a stream's end, each at the start of a line: a JSON string, which a model may write,
 contains no line start."""
-_HINTS = (b"[DONE]", b"\nevent:", b'{"type"')
+_HINTS: Final = (b"[DONE]", b"\nevent:", b'{"type"')
 _ERROR_HINT: Final = b"error"
 _UNKNOWN: Final = b"\n"
 _starts: list[bytes] = [_UNKNOWN] * 4103
@@ -72,8 +74,8 @@ A size has only one spelling, but for leading zeros and capitals. Up to three di
 a size first occurs. Not a `Memo`: an index takes 22 ns, a look-up in one 53, and this is done for
 every piece of every stream.
 """
-_LINE_START = b'data: {"'
-_ERROR_KEY = ord("e")
+_LINE_START: Final = b'data: {"'
+_ERROR_KEY: Final = ord("e")
 
 
 def events_end(data: bytes | bytearray, start: int = 0) -> int:
