@@ -183,6 +183,7 @@ class Times:
 
     __slots__ = (
         "_last",
+        "_shares",
         "_turn_s",
         "budget",
         "busy_until_s",
@@ -205,6 +206,8 @@ class Times:
         self.computed_tokens = 0
         self.busy_until_s = 0.0
         self.pending: dict[int, float] = {}
+        self._shares: dict[int, tuple[float, float]] = {}
+        """Of each pending prefill the part that is counted as busy time, and since when."""
         self.recent = 0.0
         self.recent_s = 0.0
         self.recent_at_s = 0.0
@@ -278,10 +281,11 @@ class Times:
         `share_s`: the part of `work_s` in which the instance can compute no other prefill. It does
         not begin before `way_s` has passed.
         """
-        self.pending[key] = work_s
+        share_s = work_s if share_s is None else share_s
+        self.pending[key], self._shares[key] = work_s, (share_s, now_s)
         self.busy_until_s = max(now_s + way_s, self.busy_until_s) + work_s
         kept = self._kept(now_s)
-        self.recent_s = self.recent_s * kept + (work_s if share_s is None else share_s)
+        self.recent_s = self.recent_s * kept + share_s
         self.recent = self.recent * kept + 1.0
         self.recent_at_s = now_s
 
@@ -289,6 +293,12 @@ class Times:
         """Remove a reservation; returns when its prefill began, None if it had not begun."""
         if key not in self.pending:
             return None
+        share_s, since_s = self._shares.pop(key)
+        if (over_s := share_s - max(0.0, now_s - since_s)) > 0.0:
+            # The engine refused it, or the client left: what it never computed kept it busy for no
+            # time. One request of a size that no engine serves would count for minutes.
+            over_s *= math.exp(min(0.0, since_s - self.recent_at_s) / RECENT_S)
+            self.recent_s = max(0.0, self.recent_s - over_s)
         # The engine serves in order of arrival: only the first has begun.
         was_first = next(iter(self.pending)) == key
         work_s = self.pending.pop(key)
@@ -299,8 +309,16 @@ class Times:
         self.busy_until_s = max(now_s, self.busy_until_s - work_s)
         return None
 
+    def spent_s(self, key: int, now_s: float) -> float:
+        """The most that a pending prefill can have kept the instance busy; 0 if none is pending."""
+        share_s, since_s = self._shares.get(key, (0.0, now_s))
+        return min(share_s, max(0.0, now_s - since_s))
+
     def busy_ratio(self, now_s: float) -> float:
-        """Reserved seconds of prefill per second, over about RECENT_S; over 1: the queue grows."""
+        """Seconds of prefill per second, over about RECENT_S; over 1: the queue grows.
+
+        A prefill counts as it is predicted, and once it is over for no longer than it was there.
+        """
         return self.lately(now_s)[0]
 
     def lately(self, now_s: float) -> tuple[float, float]:
@@ -467,9 +485,14 @@ class Latency:
     ) -> None:
         """Reserve a prefill on an instance; see `Times.reserve_prefill`."""
         times.reserve_prefill(key, work_s, now_s, share_s, way_s)
+
+    def end_prefill(self, times: Times, key: int, now_s: float) -> float | None:
+        """Remove a reservation, see `Times.end_prefill`; `rest_s` learns what it can have taken."""
+        spent_s = times.spent_s(key, now_s)
         (a, b), keep = self._work, 1.0 - 1.0 / WINDOW
-        work_s = work_s if share_s is None else share_s
-        self._work = keep * a + work_s, keep * b + work_s * work_s
+        if spent_s > 0.0:
+            self._work = keep * a + spent_s, keep * b + spent_s * spent_s
+        return times.end_prefill(key, now_s)
 
     def rest_s(self) -> float:
         """Mean residual service time of a prefill that a new request finds running, fleet-wide.

@@ -71,7 +71,7 @@ class LatencyTracker:
 
     def end_hedge(self, route: Route, hedge: Hedge, now_s: float) -> None:
         """D computes no more beside P."""
-        hedge.times.end_prefill(id(route.lease), now_s)
+        self.latency.end_prefill(hedge.times, id(route.lease), now_s)
 
     def resume(self, route: Route, hedge: Hedge) -> None:
         """P's leg is over: the hedge is now the attempt that counts; D's reservation goes on."""
@@ -94,7 +94,7 @@ class LatencyTracker:
             if elapsed_s > route.predicted_prefill_s:
                 # Without those given up as late, the late bound would shrink each time.
                 times.ready.observe(route.predicted_prefill_s, elapsed_s)
-        times.end_prefill(id(route.lease), now_s)
+        self.latency.end_prefill(times, id(route.lease), now_s)
 
     def prefill_done(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         """P has answered: learn its prefill time."""
@@ -113,7 +113,7 @@ class LatencyTracker:
         if not seen:
             if route.times is not None:
                 route.times.computed_tokens += route.computes_tokens
-                route.times.end_prefill(id(route.lease), now_s)
+                self.latency.end_prefill(route.times, id(route.lease), now_s)
             return
         if route.fallback is None and not route.tried:
             predicted_s, seconds = route.predicted_ttft_s, now_s - route.reserved_s
@@ -134,7 +134,7 @@ class LatencyTracker:
             return
         times.computed_tokens += route.computes_tokens
         times.ready.observe(route.predicted_prefill_s, now_s - route.reserved_s)
-        turn_s = times.end_prefill(id(route.lease), now_s)
+        turn_s = self.latency.end_prefill(times, id(route.lease), now_s)
         if turn_s is not None and not route.waited_for_room:
             saw_way = turn_s <= route.reserved_s + self.latency.way_s(route.prompt_tokens)
             seconds = now_s - (route.reserved_s if saw_way else turn_s)

@@ -82,6 +82,38 @@ def test_what_others_may_use_of_a_prefill_s_steps_is_not_busy() -> None:
     assert busy == pytest.approx(per_s), "one prefill of one second"
 
 
+def test_a_prefill_that_was_refused_kept_nobody_busy() -> None:
+    """A prompt that no engine serves is predicted to take minutes, and refused at once."""
+    m = model()
+    was, rest_s = m.of("a").lately(0.0)[0], m.rest_s()
+    for i in range(20):
+        m.reserve_prefill(m.of("a"), i, 160.0, i / 10)
+        assert m.of("a").busy_ratio(i / 10) > 1, "as long as it may be computed it counts"
+        m.end_prefill(m.of("a"), i, i / 10 + 0.001)
+    assert m.of("a").busy_ratio(2.0) == pytest.approx(was, abs=0.001)
+    assert m.rest_s() <= rest_s
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.floats(0.001, 200), st.floats(0, 20)), max_size=40))
+def test_no_more_time_is_busy_than_has_passed(steps: list[tuple[int, float, float]]) -> None:
+    """Whatever is reserved, and ended whenever: what is over counts for no longer than it ran."""
+    m, now_s, ran_s, since = model(), 0.0, 0.0, dict[int, float]()
+    times = m.of("a")
+    for key, work_s, pause_s in steps:
+        now_s += pause_s
+        if key in since:
+            ran_s += now_s - since.pop(key)
+            m.end_prefill(times, key, now_s)
+        else:
+            since[key] = now_s
+            m.reserve_prefill(times, key, work_s, now_s)
+    for key, begun_s in since.items():
+        ran_s += now_s - begun_s
+        m.end_prefill(times, key, now_s)
+    assert -1e-9 <= times.recent_s <= ran_s + 1e-6
+    assert times.spent_s(0, now_s) == 0.0, "nothing is kept of what is over"
+
+
 def test_short_prompts_in_shared_steps_teach_what_they_took_not_the_steps() -> None:
     """Several to a step of 60 ms, ten times what one takes: as on an engine with 200 streams."""
     m, draw, a1, step_s = model(), random.Random(2), 4e-5, 0.06

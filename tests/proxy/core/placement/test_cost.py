@@ -107,7 +107,7 @@ def test_the_old_home_hands_its_prefix_over() -> None:
     asked = scene([candidate("a", 39_000, decode=300_000), candidate("b")], "a")
     for i in range(10):
         asked.latency.reserve_prefill(asked.latency.of("a"), i, 4.0, -40.0 + 4.0 * i)
-        asked.latency.of("a").end_prefill(i, -36.0 + 4.0 * i)
+        asked.latency.end_prefill(asked.latency.of("a"), i, -36.0 + 4.0 * i)
     choice = by_cost(asked, Weights(next_turn=2.0))
     assert names(choice) == ("b", "a")
     assert choice.reason is Reason.KV_PULL
@@ -201,7 +201,7 @@ def served(latency: Latency, name: str, count: int, seconds: float) -> None:
     """So many prefills of the same length, over before 0 s."""
     for i in range(count):
         latency.reserve_prefill(latency.of(name), i, seconds, -1.0)
-        latency.of(name).end_prefill(i, -1.0)
+        latency.end_prefill(latency.of(name), i, -1.0)
 
 
 def terms(asked: PlacementView) -> dict[str, PricedOption]:
@@ -270,7 +270,7 @@ def test_the_next_turns_matter_more_than_a_moment_s_quiet() -> None:
     asked = scene([candidate("a"), candidate("b")])
     for i in range(10):
         asked.latency.reserve_prefill(asked.latency.of("a"), i, 4.0, -40.0 + 4.0 * i)
-        asked.latency.of("a").end_prefill(i, -36.0 + 4.0 * i)
+        asked.latency.end_prefill(asked.latency.of("a"), i, -36.0 + 4.0 * i)
     assert asked.latency.wait_s("a", 0.0) == 0.0
     assert names(by_cost(asked)) == ("b", None)
 
@@ -342,6 +342,6 @@ def test_a_doubted_home_is_kept_as_long_as_it_carries_no_more(
     times = latency.of("home")
     for at in range(20):
         latency.reserve_prefill(times, at, 0.5, -20.0 + at)
-        times.end_prefill(at, -19.5 + at)
+        latency.end_prefill(times, at, -19.5 + at)
     view.free.times = None
     assert (by_cost(view).decode.instance.name == "home") is stays

@@ -69,6 +69,18 @@ def decoding(r: Router, name: str, tokens: int) -> Route:
 
 
 class TestPlacement:
+    def test_what_is_refused_at_once_moves_nobody(self) -> None:
+        """Prompts that no engine serves: each is predicted to take minutes, wherever it is sent."""
+        prices: list[list[float]] = []
+        for refused in (0, 30):
+            r = router(offload_policy="cost")
+            for i in range(refused):
+                r.finish(admitted(r, facts(f"giant-{i}", 2_000_000), i / 10), i / 10 + 0.002)
+            route = admitted(r, facts("s"), 4.0)
+            assert route.options is not None
+            prices.append([float(str(row["next_s"])) for row in route.options.rows()])
+        assert prices[1] == pytest.approx(prices[0], abs=0.001)
+
     def test_a_session_stays(self) -> None:
         r = router()
         homes = {admitted(r, facts("s"), t).decode.name for t in range(5)}
