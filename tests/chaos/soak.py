@@ -11,7 +11,7 @@ streams that say that they were cut are counted apart: that is what a fault may 
 Without faults, and with a share of hostile requests (`hostile.py`) beside the others in every
 second phase, in which one of the engines is hostile too: such a phase lasts `--phase` seconds, all
 of them `--minutes` together. What the others feel is compared between the phases of one run. They
-may lose nothing, and a refusal is a loss here.
+may lose nothing, and a refusal is a loss here. The good engines may not be ejected.
 """
 
 from __future__ import annotations
@@ -403,7 +403,11 @@ async def beside_hostile(args: argparse.Namespace, folder: Path) -> list[str]:
         broken = await broken_invariants(proxy)
     say(was)
     table(turns, classes)
+    liar = addresses[0].removeprefix("http://")
     ejected = [line for line in proxy.log.splitlines() if " is ejected" in line]
+    liars = [line for line in ejected if f"instance {liar} " in line]
+    say(f"ejections of the hostile engine, as is right: {len(liars)}")
+    ejected = [line for line in ejected if line not in liars]
     found = judge_phases(turns, classes, ejected) + judge_process(seen, minutes, left)
     return found + broken
 
@@ -473,7 +477,10 @@ def judge_phases(
     quiet, hostile = turns.quiet, turns.hostile
     quiet_ms, lost = quiet.percentile_ms(0.99), quiet.lost + hostile.lost
     ratio = hostile.percentile_ms(0.99) / quiet_ms if quiet_ms else math.inf
-    say(f"TTFT p99 beside hostile requests: x {ratio:.2f}; ejections: {len(ejected)}; lost: {lost}")
+    say(
+        f"TTFT p99 beside hostile requests: x {ratio:.2f}; lost: {lost}; "
+        f"ejections of good engines: {len(ejected)}"
+    )
     quiet_ms, hostile_ms = p99_ms(turns.quiet_windows), p99_ms(turns.hostile_windows)
     say(f"  p99 of the median window: {quiet_ms:.1f} ms quiet, {hostile_ms:.1f} ms hostile")
     problems = [f"{lost} requests lost: {quiet.ended}, {hostile.ended}"] if lost else []

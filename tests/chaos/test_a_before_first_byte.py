@@ -520,6 +520,32 @@ BROKEN_WAYS: dict[str, Script] = {
 }
 
 
+async def stays_silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    """Answer nothing until the proxy hangs up."""
+    await reader.read()
+
+
+@pytest.mark.parametrize("way", ["refused", "left"])
+async def test_f167_prompts_that_nobody_computes(rig: Floor, way: str) -> None:
+    """Each is predicted to take minutes wherever it goes: that is nobody's busy time."""
+    refused = plain(b'{"error":{"message":"too long"}}', "400 Bad Request")
+    answers: bytes | Script = refused if way == "refused" else stays_silent
+    giant = {"model": MODEL, "prompt": [1] * 100_000, "max_tokens": 1, "user": "belladonna"}
+    async with rig([poisoned(answers) for _ in range(2)], **SLOW_PROBES) as r:
+        for _ in range(12):
+            if way == "refused":
+                assert (await r.ask(body=giant, path="/v1/completions")).status == 400
+            else:
+                gone, before = await r.connection(), r.posts
+                gone.send(request(orjson.dumps(giant), {}, "/v1/completions"))
+                await until(lambda before=before: r.posts > before, "an engine has it")
+                gone.close("FIN")
+                await r.quiet()
+        assert is_fine(await r.ask("a short one"))
+        priced = (await r.records(13))[-1]["candidates"]
+        assert max(one["next_s"] for one in priced) < 0.5
+
+
 @pytest.mark.parametrize("way", list(BROKEN_WAYS))
 async def test_f149_engines_break_one_clients_request(rig: Floor, way: str) -> None:
     engines = [poisoned(BROKEN_WAYS[way]) for _ in range(4)]
