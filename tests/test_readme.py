@@ -25,7 +25,9 @@ RUN = {
     "pip install -c constraints.txt .": "tests/install/test_wheel.py",
     "cache-proxy --instances 10.0.0.1,10.0.0.2": "tests/test_readme.py",
     "curl -i http://127.0.0.1:8000/v1/chat/completions": "tests/test_readme.py",
+    "engine-sim --port 8001 --instances 2": "tests/test_readme.py",
     "make demo": "tests/test_demo.py",
+    ".venv/bin/python -m replayer.demo --engines 2": "tests/test_demo.py",
     "make test": "Makefile",
 }
 """Each command of the README, and the file that runs it."""
@@ -35,7 +37,7 @@ def shown() -> list[str]:
     """The commands of the README: those of its first block, and those named in its text."""
     lines = COMMANDS.replace("\\\n", " ").splitlines()
     block = [part.strip() for line in lines for part in line.split(" && ")]
-    return [*block, *re.findall(r"`(make [a-z-]+)`", README)]
+    return [*block, *re.findall(r"`((?:make|engine-sim|\.venv/bin/python) [^`]+)`", README)]
 
 
 def test_every_command_is_run_by_a_test() -> None:
@@ -49,12 +51,14 @@ def test_every_command_is_run_by_a_test() -> None:
 
 @pytest.fixture
 def engines(tmp_path: Path) -> Iterator[tuple[Children, list[str]]]:
-    """Two simulated servers, and who stops what is started beside them."""
+    """The README's two simulated servers, and who stops what is started beside them."""
+    (command,) = (one for one in shown() if one.startswith("engine-sim "))
+    flags = command.replace("8001", "0").removesuffix(" &").split()[1:]
     children = Children()
     with children.stopped_at_the_end():
-        command = ("replayer.simulator.cli", "--port", "0", "--bootstrap-port", "0")
-        started = [children.start(f"e{i}", tmp_path / f"e{i}", *command) for i in range(2)]
-        found = [one.wait_for(r"engine 0 http://(\S+) bootstrap")[1] for one in started]
+        own = ("--bootstrap-port", "0")
+        sim = children.start("sim", tmp_path / "sim", "replayer.simulator.cli", *flags, *own)
+        found = [sim.wait_for(rf"engine {i} http://(\S+) bootstrap")[1] for i in range(2)]
         yield children, found
 
 
