@@ -7,7 +7,10 @@ from html import escape
 
 from tests.routing.published import DEFAULT, NAMES, Comparison, seconds
 
-TITLE = "Mean time to first token, recorded coding sessions on simulated engines, in s: shorter is better"
+TITLE = (
+    "Mean time to first token, recorded coding sessions on simulated engines, in s: "
+    "shorter is better"
+)
 LABELS_WIDTH, PANEL_WIDTH, BAR_WIDTH = 176, 224, 170
 """Of the systems' names, of a panel, and of its longest bar."""
 TOP, PANEL_TOP, ROW_HEIGHT, BAR_HEIGHT, GAP = 40, 30, 22, 14, 18
