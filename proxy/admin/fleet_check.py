@@ -45,16 +45,19 @@ _RESTS = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The findings: a line per instance, then a line per problem, then their numbers."""
+    """The findings: a line per instance, one per problem and per note, then their numbers."""
 
     instances: tuple[str, ...]
     problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What may be meant so, and is no problem."""
 
     @property
     def lines(self) -> list[str]:
         """The lines to print."""
         told = f"{_many(len(self.instances), 'instance')}, {_many(len(self.problems), 'problem')}"
-        return [*self.instances, *(f"problem: {line}" for line in self.problems), told]
+        problems = [f"problem: {line}" for line in self.problems]
+        return [*self.instances, *problems, *(f"note: {line}" for line in self.notes), told]
 
 
 async def check(settings: Settings) -> Report:
@@ -97,6 +100,8 @@ class _Look:
         """Why an instance cannot be reached."""
         self._engines: dict[str, str] = {}
         self._models: dict[str, str] = {}
+        self._served: dict[str, tuple[str, ...]] = {}
+        """The ids of an instance's models, in its order."""
 
     async def report(self) -> Report:
         """Ask all instances at the same time, twice where that is needed, and tell the findings."""
@@ -110,6 +115,7 @@ class _Look:
         return Report(
             tuple(self._line(u) for u in upstreams),
             tuple(f"{u.instance.name}: {text}" for u in upstreams for text in self._problems(u)),
+            self._notes(),
         )
 
     async def _reach(self, upstream: Upstream) -> None:
@@ -128,6 +134,7 @@ class _Look:
         with suppress(UpstreamFailure):
             cards = model_cards(await upstream.get("/v1/models", limit_s, limit=LIST_BYTES)) or []
             self._models[name] = _some([*map(_model, cards)])
+            self._served[name] = tuple([_text(card.get("id")) for card in cards])
             owner = _text(cards[0].get("owned_by")) if cards else ""
             engine = ENGINES.get(owner.lower(), owner)
         self._engines[name] = " ".join(filter(None, (engine, version))) or "engine not known"
@@ -183,6 +190,21 @@ class _Look:
             return [self._faults[name]]
         warnings = self._instances.warnings.get(name, {}).values()
         return [text for text in (self._rest(name), *warnings) if text]
+
+    def _notes(self) -> tuple[str, ...]:
+        """Which instances serve which models, where they differ and `--model` does not say."""
+        alike: dict[frozenset[str], list[str]] = {}
+        for name in [u.instance.name for u in self._instances.all()]:
+            if name in self._served:
+                alike.setdefault(frozenset(self._served[name]), []).append(name)
+        if self._settings.model is not None or len(alike) < 2:
+            return ()
+        told = [
+            f"{_some(names)} serve{'s' * (len(names) == 1)} {_some(self._served[names[0]])}"
+            for names in list(alike.values())[:_MOST_TOLD]
+        ]
+        more = "; ..." * (len(alike) > _MOST_TOLD)
+        return (f"{'; '.join(told)}{more}: a request goes to those that serve its model",)
 
 
 async def _each(upstreams: list[Upstream], job: Job) -> None:

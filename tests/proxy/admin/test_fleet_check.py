@@ -91,6 +91,24 @@ async def test_an_engine_that_sleeps_or_serves_another_model_is_a_problem() -> N
     assert "a: serves sim-8b, not m (--model)" in other.problems
 
 
+async def test_models_that_differ_are_a_note_where_no_model_is_named() -> None:
+    async with RawEngine() as first, RawEngine() as second:
+        first.other = plain(b'{"data":[{"id":"sim-8b"},{"id":"lora-1"}]}')
+        second.other = plain(b'{"data":[{"id":"other-7b"}]}')
+        a, b = f"a=127.0.0.1:{first.port}", f"b=localhost:{first.port}"
+        c = f"c=127.0.0.1:{second.port}"
+        differ = await found(a, c, "d=127.0.0.1:1")
+        alike = await found(a, "d=127.0.0.1:1")
+        named = await found(a, c, model="sim-8b")
+        many = await found(a, c, b)
+    assert differ.notes == (
+        "a serves sim-8b, lora-1; c serves other-7b: a request goes to those that serve its model",
+    )
+    assert differ.lines[-2:] == [f"note: {differ.notes[0]}", "3 instances, 1 problem"]
+    assert alike.notes == named.notes == ()
+    assert many.notes[0].startswith("a, b serve sim-8b, lora-1; c serves other-7b: ")
+
+
 async def test_an_instance_given_twice_is_a_problem() -> None:
     async with SimFleet(1) as fleet:
         url = fleet.engines[0].url
