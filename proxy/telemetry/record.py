@@ -98,7 +98,7 @@ class RequestRecord:
     t_decode_sent: float | None = None
     """When the last decode leg was sent."""
     t_first_token: float | None = None
-    """When the first token came from D."""
+    """When the first token came from D; null for an answer in one piece."""
     t_done: float | None = None
     """When the request was over."""
     predicted_ttft_s: float | None = None
