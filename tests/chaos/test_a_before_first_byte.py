@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import resource
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -525,6 +526,10 @@ async def stays_silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWrit
     await reader.read()
 
 
+def _has_more(r: Rig, posts: int) -> bool:
+    return r.posts > posts
+
+
 @pytest.mark.parametrize("way", ["refused", "left"])
 async def test_f167_prompts_that_nobody_computes(rig: Floor, way: str) -> None:
     """Each is predicted to take minutes wherever it goes: that is nobody's busy time."""
@@ -538,7 +543,7 @@ async def test_f167_prompts_that_nobody_computes(rig: Floor, way: str) -> None:
             else:
                 gone, before = await r.connection(), r.posts
                 gone.send(request(orjson.dumps(giant), {}, "/v1/completions"))
-                await until(lambda before=before: r.posts > before, "an engine has it")
+                await until(partial(_has_more, r, before), "an engine has it")
                 gone.close("FIN")
                 await r.quiet()
         assert is_fine(await r.ask("a short one"))
