@@ -590,6 +590,8 @@ class Reject:
     """Instances that could serve `model`, all of them busy; empty if that is not the reason. Kept
     beside a `reason` of the queue."""
     model: str = field(default="", compare=False)
+    is_own: bool = field(default=False, compare=False)
+    """An instance refuses this client's requests as busy, and is open to others."""
 
     @property
     def check(self) -> RejectReason | None:

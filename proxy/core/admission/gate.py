@@ -287,6 +287,11 @@ class Gate:
         if left_s > 0 and refusals.judged(client, left_s) > 0:
             self.mark_busy(instance, until_s)
 
+    def is_own(self, instance: str, client: str, now_s: float) -> bool:
+        """Whether the engine's refusals close the instance to this client, and not to others."""
+        state = self._states.of(instance)
+        return state.cooldown_until_s > now_s and state.refusals.binds_only(client)
+
     def served(self, instance: str, client: str, since_s: float) -> None:
         """The engine serves a client's request that it was sent then: it may be open again."""
         state = self._states.of(instance)
@@ -319,16 +324,17 @@ class Gate:
         limits: Thresholds | None = None,
         *,
         is_last: bool = False,
+        client: str | None = None,
     ) -> Busy | None:
         """Why the instance is past a threshold of the model (or of `limits`); None: free.
 
         `free_in_s` is that of the check that clears last. `is_last`: there is no other instance, so
-        one that is drained for its heat serves too, up to its cap.
+        one that is drained for its heat serves too, up to its cap. `client`: who asks; None: anybody.
         """
         limits = limits or self.thresholds(model, instance)
         state = self._states.of(instance)
         over: list[tuple[RejectReason, float]] = []
-        if state.cooldown_until_s > now_s:
+        if state.cooldown_until_s > now_s and (client is None or state.refusals.binds(client)):
             over.append((RejectReason.UPSTREAM_BUSY, state.cooldown_until_s - now_s))
         if load.prefill_tokens:
             over += self._prefill_over(state.ranks, limits, load)

@@ -51,6 +51,14 @@ class Refusals:
         is_own = self._is_own(client) and self._row <= OWN
         return 0.0 if is_own else busy_s
 
+    def binds(self, client: str) -> bool:
+        """Whether the instance is closed to this client too, while it is closed."""
+        return not self._clients or self._is_several or client in self._clients
+
+    def binds_only(self, client: str) -> bool:
+        """Whether it is closed to this client, and another one is to try."""
+        return bool(client) and self._clients == [client]
+
     def served(self, client: str, since_s: float) -> bool:
         """It serves a client's request that it has had since then; whether that opens it."""
         if not self._row:

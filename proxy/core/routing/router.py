@@ -185,12 +185,21 @@ class Router:
         if self._on_freed is not None:
             self._on_freed()
 
-    def busy(self, name: str, model: str, now_s: float, *, is_last: bool = False) -> Busy | None:
+    def busy(
+        self,
+        name: str,
+        model: str,
+        now_s: float,
+        *,
+        is_last: bool = False,
+        client: str | None = None,
+    ) -> Busy | None:
         """The threshold that an instance is past, or None; KeyError for an unknown instance.
 
-        `is_last`: there is no other that may be chosen.
+        `is_last`: there is no other that may be chosen. `client`: whose request it is; None: any.
         """
-        return self.gate.busy(name, model, self.ledger.load(name), now_s, is_last=is_last)
+        load = self.ledger.load(name)
+        return self.gate.busy(name, model, load, now_s, is_last=is_last, client=client)
 
     def busy_by_model(self, name: str, now_s: float) -> dict[str, Busy | None]:
         """`busy` for each row of thresholds that holds for a model which the instance serves.
@@ -268,7 +277,7 @@ class Router:
         else:
             members, busy = self._past_gate(facts, now_s, exclude=())
             if not members and not (self._may_split(facts) and _can_share(busy)):
-                return self._rejection(facts.model, busy, now_s)
+                return self._rejection(facts, busy, now_s)
             free = self._candidates(facts, self._warm(found, members, now_s), now_s, found.past)
         view = self._view(facts, free, found, now_s)
         if busy and self._may_split(facts):
@@ -279,7 +288,7 @@ class Router:
         elif self.config.offload_policy != "never":
             choice = split(view)
         if choice is None:
-            return self._rejection(facts.model, busy, now_s)
+            return self._rejection(facts, busy, now_s)
         route = self._reserve(facts, choice, shadowed, found, now_s)
         route.home, route.place = view.home, place_of(view, choice.decode)
         return route
@@ -596,7 +605,7 @@ class Router:
             return self._at_holder(facts, facts.holder, now_s, exclude)
         free, busy = self._past_gate(facts, now_s, exclude)
         if not free:
-            return self._rejection(facts.model, busy, now_s)
+            return self._rejection(facts, busy, now_s)
         found = self.conversations.find(facts, now_s)
         if is_placed:
             free = self._warm(found, free, now_s)
@@ -615,11 +624,12 @@ class Router:
         if refused is None and self.gate.is_open(model, now_s):
             return members, busy
         free: list[Member] = []
+        asker = facts.asker
         # No instance at all is worse than a hot one: health comes before heat.
         is_last = all(self.heat.takes_none(member.instance.name) for member in members)
         for member in members:
             name = member.instance.name
-            state = self.busy(name, model, now_s, is_last=is_last)
+            state = self.busy(name, model, now_s, is_last=is_last, client=asker)
             if refused is not None and (left_s := refused.get(name, now_s) - now_s) > 0:
                 state = Busy((RejectReason.UPSTREAM_BUSY,), left_s)
             if state is None:
@@ -628,7 +638,10 @@ class Router:
                 busy.append((member, state))
         return free, busy
 
-    def _rejection(self, model: str, busy: list[tuple[Member, Busy]], now_s: float) -> Reject:
+    def _rejection(
+        self, facts: RequestFacts, busy: list[tuple[Member, Busy]], now_s: float
+    ) -> Reject:
+        model, asker = facts.model, facts.asker
         if not busy:
             rested_s = self.fleet.rested_s(model, now_s)
             if rested_s is not None:
@@ -640,7 +653,9 @@ class Router:
         intake_tps, wait_s = self.gate.intake_tps, soonest.free_in_s
         tps = sum([intake_tps(m.instance.name, state.check, now_s) for m, state in busy])
         past = tuple([_past(member, state) for member, state in busy])
-        return Reject(soonest.check, retry_after_s([wait_s]), wait_s, tps, past, model)
+        is_own = any([self.gate.is_own(m.instance.name, asker, now_s) for m, _ in busy])
+        wait = retry_after_s([wait_s])
+        return Reject(soonest.check, wait, wait_s, tps, past, model, is_own)
 
     def _may_split(self, facts: RequestFacts) -> bool:
         """Whether an instance that may take one role only could be of use to the request."""
@@ -667,7 +682,7 @@ class Router:
         is_usable = self.fleet.is_up(name) or self.fleet.is_used(name)
         if member is None or not is_usable or name in exclude:
             return Reject(RejectReason.HOLDER_DOWN, retry_after_s([NO_INSTANCE_RETRY_S]))
-        busy = self.busy(name, facts.model, now_s, is_last=True)
+        busy = self.busy(name, facts.model, now_s, is_last=True, client=facts.asker)
         if busy is not None:
             wait_s = min(busy.free_in_s, float(RETRY_AFTER_MAX_S))
             past = (_past(member, busy),)

@@ -23,7 +23,8 @@ _FULL = Reject(RejectReason.QUEUE_FULL, 1)
 ALONE = "\n"
 """Lane of the requests that engines have refused as busy while others may be served: each waits for
 as long as the engines have said, or until another instance should be free, and then among the
-others of its model. No model has such a name."""
+others of its model. No model has such a name, and none a line's end in it: behind one is the client
+that waits in a lane of its own, as instances are closed to it and to nobody else."""
 
 
 class QueuedRequest(Entry):
@@ -90,13 +91,25 @@ class Waiting:
         """
         if self._advice.promises:
             self._advice.came(_number(facts), now_s)
-        if facts.holder is None and self.is_behind(facts):
-            return self._ramp(self._router.lane(facts.model)).reject
+        if facts.holder is None and (lane := self._lane_before(facts)) is not None:
+            return self._ramp(lane).reject
         return self._router.admit(facts, now_s)
 
     def is_behind(self, facts: RequestFacts) -> bool:
         """Whether others wait in a request's lane."""
-        return len(self.queue) > 0 and self.queue.has(self._router.lane(facts.model))
+        return self._lane_before(facts) is not None
+
+    def _lane_before(self, facts: RequestFacts) -> str | None:
+        """The lane in which others wait before a request, that of its client first."""
+        if not len(self.queue):
+            return None
+        lanes = self._lane(facts, is_own=True), self._lane(facts)
+        return next((lane for lane in lanes if self.queue.has(lane)), None)
+
+    def _lane(self, facts: RequestFacts, *, is_own: bool = False) -> str:
+        """The lane of a request among others of its model; `is_own`: among those of its client."""
+        lane = self._router.lane(facts.model)
+        return f"{lane}{ALONE}{facts.asker}" if is_own else lane
 
     def refusal(self, reject: Reject, facts: RequestFacts, now_s: float) -> Reject:
         """A refusal of a request with its Retry-After."""
@@ -125,7 +138,7 @@ class Waiting:
         if reject.reason in NOBODY or not may_wait:
             return self.refusal(reject, facts, now_s)
         until_s = facts.alone_until_s(now_s)
-        lane = self._router.lane(facts.model) if until_s is None else ALONE
+        lane = ALONE if until_s is not None else self._lane(facts, is_own=reject.is_own)
         queued = QueuedRequest(facts, lane, priority, size_bytes, on_settled)
         offer = self.queue.offer(queued, reject.wait_s, reject.drain_tps, now_s)
         if offer.refused is not None:
@@ -197,6 +210,8 @@ class Waiting:
             elif entry.facts.refused_until_s is not None:
                 entry.facts.refused_until_s = None  # it must not hold up those behind it
             else:
+                if answer.is_own:
+                    self._move(entry, self._lane(entry.facts, is_own=True))
                 self._note(entry.lane, answer)
                 blocked.add(entry.lane)
 
@@ -211,11 +226,12 @@ class Waiting:
         """Have each request wait where its model belongs by now."""
         for entry in self.queue.entries():
             assert isinstance(entry, QueuedRequest)
-            lane = self._router.lane(entry.facts.model)
-            if lane != entry.lane and entry not in self._alone:
-                self._move(entry, lane)
+            if entry not in self._alone:
+                self._move(entry, self._lane(entry.facts, is_own=ALONE in entry.lane))
 
     def _move(self, queued: QueuedRequest, lane: str) -> None:
+        if lane == queued.lane:
+            return
         self._ramps.setdefault(lane, _Ramp(self._ramp(queued.lane).reject))
         self.queue.move(queued, lane)
 

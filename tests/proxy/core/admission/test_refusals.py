@@ -35,6 +35,25 @@ def test_refusals_of_one_client_in_a_row_close_it_ever_longer() -> None:
         assert closed == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
 
+def test_what_one_client_was_told_is_closed_to_it_alone() -> None:
+    it = Refusals()
+    it.refused("mallory", BUSY_S, 1.0)
+    it.judged("mallory", BUSY_S)
+    assert it.binds("mallory")
+    assert not it.binds("alice")
+    assert not it.binds("")
+    it.refused("alice", BUSY_S, 2.0)
+    assert all(map(it.binds, ("mallory", "alice", "bob", ""))), "it is full"
+
+
+def test_clients_without_a_name_are_one() -> None:
+    it = Refusals()
+    it.refused("", BUSY_S, 1.0)
+    assert it.binds("")
+    assert not it.binds("alice")
+    assert not it.binds_only(""), "who waits for it is like all the others"
+
+
 def test_an_answer_to_anybody_else_opens_it() -> None:
     it = Refusals()
     it.refused("mallory", BUSY_S, 1.0)

@@ -288,6 +288,37 @@ def test_busy_is_left_alone_and_is_no_failure() -> None:
     assert busy.free_in_s == 5.0
 
 
+def test_an_instance_that_is_busy_to_one_client_is_open_to_others() -> None:
+    it = Driver("a", "b")
+    busy, n = LegFailure(FailureKind.BUSY, "", 30.0), 0
+
+    def asks(session: str, *refusals: str) -> str | None:
+        nonlocal n
+        n += 1
+        facts = RequestFacts("m", session, 100, [], 64.0)
+        route = it.router.admit(facts, 1.0 + n)
+        if isinstance(route, Reject):
+            return None
+        flow = RequestFlow(it.router, it.budget, facts, route, CAPS, 1.0 + n, streams=True)
+        flow.begin(1.0 + n)
+        for _ in range(len(refusals)):
+            assert flow.route.decode.name in refusals
+            flow.decode_failed(busy, 1.0 + n, 0.5)
+        flow.decode_answered(1.0 + n)
+        flow.end(1.0 + n)
+        return flow.route.decode.name
+
+    it.flow.end(0.5)
+    assert asks("wide", "a") == "b"
+    assert asks("wide") == "b", "to it a is closed"
+    assert asks("narrow") == "a", "and this opens it again, to all"
+    assert asks("wide") == "a"
+    assert asks("wide", "a") == "b"
+    assert asks("narrow", "a") == "b", "two clients: it is full"
+    assert asks("third") == "b"
+    assert it.has_nothing_left()
+
+
 def test_a_request_that_all_refuse_as_busy_waits_alone() -> None:
     it = Driver("a", "b")
     failing(it.flow, dict.fromkeys("ab", LegFailure(FailureKind.BUSY, "", 5.0)), 1.0)

@@ -121,3 +121,49 @@ def test_a_change_of_models_leaves_it_alone(room: Room) -> None:
     assert not room.waiting.is_behind(facts("other"))
     room.waiting.close(3)
     assert isinstance(queued.result, Reject)
+
+
+def test_a_client_that_is_refused_alone_delays_nobody(room: Room) -> None:
+    """Both instances are closed to one client; then one of them to all."""
+    gate, queued = room.router.gate, list[QueuedRequest]()
+    for name in ("a", "b"):
+        gate.refused(name, "wide", 30.0, 1.0)
+        gate.judged(name, "wide", 31.0, 1.0)
+    for _ in range(2):
+        wide = facts("wide")
+        reject = room.waiting.admit(wide, 2.0)
+        assert isinstance(reject, Reject)
+        entered = room.waiting.enter(wide, reject, 2.0, lambda: None)
+        assert isinstance(entered, QueuedRequest)
+        queued.append(entered)
+        assert room.waiting.longest(2.0) is not None
+    assert room.waiting.is_behind(facts("wide")), "a client's requests wait for each other"
+    assert not room.waiting.is_behind(facts("narrow"))
+    assert isinstance(room.waiting.admit(facts("narrow"), 3.0), Route)
+    room.waiting.look(3.0)
+    assert not any(map(is_settled, queued))
+    gate.served("a", "narrow", 3.0)
+    room.waiting.look(4.0)
+    assert all(isinstance(one.result, Route) for one in queued)
+
+
+def test_one_that_is_refused_alone_by_then_leaves_the_others(room: Room) -> None:
+    gate, queued = room.router.gate, list[QueuedRequest]()
+    for name in ("a", "b"):
+        gate.mark_busy(name, 5.0)
+    for session in ("wide", "narrow"):
+        one = facts(session)
+        reject = room.waiting.admit(one, 1.0)
+        assert isinstance(reject, Reject)
+        entered = room.waiting.enter(one, reject, 1.0, lambda: None)
+        assert isinstance(entered, QueuedRequest)
+        queued.append(entered)
+    for name in ("a", "b"):
+        gate.refused(name, "wide", 30.0, 4.0)
+        gate.judged(name, "wide", 34.0, 4.0)
+    room.waiting.look(5.0)
+    assert not is_settled(queued[0])
+    assert isinstance(queued[1].result, Route)
+    assert room.waiting.next_look_s(5.0) == 34.0
+    room.waiting.look(34.0)
+    assert isinstance(queued[0].result, Route)
