@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import asdict
 
@@ -15,6 +16,7 @@ from proxy import __version__
 from proxy.admin.auth import refuse_unasked, small_object
 from proxy.config.in_force import OptionsInForce
 from proxy.config.values import InstanceSpec
+from proxy.core.admission.turns import Turns
 from proxy.core.fleet.health import Health, State
 from proxy.core.fleet.members import Member
 from proxy.core.kvcache.published import PublishedBlocks
@@ -52,7 +54,7 @@ MOST_WAIT_S = 300
 """Longest wait for the end of an instance's drain that one request may ask for."""
 KEPT_S, KEPT_LISTS = 1.0, 8
 """How long a list of models is kept, and how many: one for each key that clients have of engines'
-own."""
+own. In that time engines are asked no more often than that."""
 STRAGGLER_S = 0.25
 """Wait of the list of models for a further instance, once each known model is in it."""
 _DIGITS = 9
@@ -354,7 +356,8 @@ class ModelsPath:
         by_name, listed = self._instances.by_name, self._instances.router.fleet.listed()
         upstreams = [by_name[m.instance.name] for m in listed if m.instance.name in by_name]
         key = auth, tuple(upstreams), self._instances.router.fleet.model_changes
-        return await self._kept.get(key, lambda: self._asked(upstreams, auth, listed))
+        owner = request.remote or ""
+        return await self._kept.get(key, lambda: self._asked(upstreams, auth, listed), owner)
 
     async def _asked(
         self, upstreams: Collection[Upstream], auth: bytes, listed: Collection[Member]
@@ -386,31 +389,73 @@ class _Round:
 
 
 class KeptCards:
-    """Cards as engines told them a moment ago: they are asked once for all who want them."""
+    """Cards as engines told them a moment ago: they are asked once for all who want them.
+
+    Any client can make up keys. So rounds of questions have a rate, and addresses take turns.
+    """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._rounds: dict[Hashable, _Round] = {}
+        self._due: dict[Hashable, _Round] = {}
+        """Rounds that wait for their turn."""
+        self._turns: Turns[asyncio.Future[None]] = Turns()
+        self._begun_s: deque[float] = deque(maxlen=KEPT_LISTS)
+        self._timer: asyncio.TimerHandle | None = None
 
     async def get(
-        self, key: Hashable, ask: Callable[[], Awaitable[dict[str, bytes]]]
+        self, key: Hashable, ask: Callable[[], Awaitable[dict[str, bytes]]], owner: str = ""
     ) -> dict[str, bytes]:
         """The cards under a key: those of KEPT_S ago at most, or what `ask` returns."""
-        while (known := self._rounds.get(key)) is not None and not self._is_old(known):
+        while (known := self._known(key)) is not None:
             if known.cards is None:
                 await known.is_over.wait()
             if known.cards is not None:
                 return known.cards
-        self._make_room(key)
-        mine = self._rounds[key] = _Round()
+        mine = self._due[key] = _Round()
         try:
+            await self._turn(owner)
+            self._make_room(key)
+            self._rounds[key] = mine
             mine.cards = await ask()
             mine.until_s = self._now_s() + KEPT_S
         finally:
+            self._due.pop(key, None)
             if mine.cards is None and self._rounds.get(key) is mine:
                 del self._rounds[key]
             mine.is_over.set()
         return mine.cards
+
+    def _known(self, key: Hashable) -> _Round | None:
+        """The round under a key that is not too old, or that waits for its turn."""
+        known = self._rounds.get(key)
+        return self._due.get(key) if known is None or self._is_old(known) else known
+
+    async def _turn(self, owner: str) -> None:
+        """Wait until engines may be asked."""
+        waits = asyncio.get_running_loop().create_future()
+        self._turns.add(owner, waits)
+        try:
+            self._let_in()
+            await waits
+        finally:
+            self._turns.remove(owner, waits)
+
+    def _let_in(self) -> None:
+        """Let as many rounds begin as may, and look again when the next one may."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now_s, begun_s = self._now_s(), self._begun_s
+        while self._turns:
+            rest_s = begun_s[0] + KEPT_S - now_s if len(begun_s) == KEPT_LISTS else 0.0
+            if rest_s > 0:
+                self._timer = asyncio.get_running_loop().call_later(rest_s, self._let_in)
+                return
+            waits = self._turns.next()
+            if not waits.done():
+                begun_s.append(now_s)
+                waits.set_result(None)
 
     def _is_old(self, known: _Round) -> bool:
         return known.cards is not None and self._now_s() >= known.until_s

@@ -509,6 +509,30 @@ async def test_f148_busy_to_one_clients_request(rig: Floor, way: str) -> None:
         waits.close("FIN")
 
 
+async def test_f164_wide_requests_of_one_client(rig: Floor) -> None:
+    busy = plain(b"{}", "503 Busy", "Retry-After: 30\r\n")
+    async with rig([poisoned(busy), GOOD], **SLOW_PROBES) as r:
+        gate, engine = r.router.gate, r.engines[0]
+        while not engine.bodies or b"belladonna" not in engine.bodies[-1]:
+            assert is_fine(await r.ask("belladonna", headers={"X-Session-ID": "wide"}))
+        assert gate.is_own("i0", "wide", r.state.clock.now_s())
+        asked = len(engine.bodies)
+        for i in range(20):
+            assert is_fine(await r.ask(f"prompt {i}", headers={"X-Session-ID": f"s{i % 2}"}))
+        assert len(engine.bodies) > asked, "others are served there"
+        assert gate.is_open(MODEL, r.state.clock.now_s()), "which opens it to all"
+        now_s = r.state.clock.now_s()
+        for session in ("s0", "s1"):
+            gate.refused("i0", session, 30.0, now_s)
+        for session in ("s0", "s2", "wide"):
+            closed = [
+                r.router.busy("i0", MODEL, now_s + later_s, client=session) is not None
+                for later_s in (0.0, 0.9, 1.1)
+            ]
+            assert closed == [True, True, False], "two were told that it is full; then it is tried"
+        assert r.router.busy("i0", MODEL, now_s + 29.0) is not None
+
+
 BROKEN_WAYS: dict[str, Script] = {
     "closes": says(b"", close=True),
     "resets": resets(),

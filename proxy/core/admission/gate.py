@@ -237,6 +237,7 @@ class Gate:
     def next_change_s(self, now_s: float) -> float | None:
         """When an instance may next become free by time: a cool-down or a report expires."""
         times_s = [state.cooldown_until_s for state in self._states]
+        times_s += [state.refusals.try_s() for state in self._cooling]
         times_s += [s.reported_s + STALE_S for s in self._states if s.reported_s is not None]
         return min((time_s for time_s in times_s if time_s > now_s), default=None)
 
@@ -290,7 +291,7 @@ class Gate:
     def is_own(self, instance: str, client: str, now_s: float) -> bool:
         """Whether the engine's refusals close the instance to this client, and not to others."""
         state = self._states.of(instance)
-        return state.cooldown_until_s > now_s and state.refusals.binds_only(client)
+        return state.cooldown_until_s > now_s and state.refusals.is_own(client)
 
     def served(self, instance: str, client: str, since_s: float) -> None:
         """The engine serves a client's request that it was sent then: it may be open again."""
@@ -302,7 +303,9 @@ class Gate:
 
     def released(self, instance: str, tokens: int, now_s: float) -> None:
         """A stream ended and freed this much KV."""
-        self._states.of(instance).released.add(tokens, now_s)
+        state = self._states.of(instance)
+        state.released.add(tokens, now_s)
+        state.refusals.ended(now_s)
 
     def is_open(self, model: str, now_s: float) -> bool:
         """Whether no instance can be busy: no limit is set, none is hot, and none cools down."""
@@ -329,13 +332,17 @@ class Gate:
         """Why the instance is past a threshold of the model (or of `limits`); None: free.
 
         `free_in_s` is that of the check that clears last. `is_last`: there is no other instance, so
-        one that is drained for its heat serves too, up to its cap. `client`: who asks; None: anybody.
+        one that is drained for its heat serves too, up to its cap. `client`: who asks, to whom it may
+        be open, or may try it; None: nobody.
         """
         limits = limits or self.thresholds(model, instance)
         state = self._states.of(instance)
         over: list[tuple[RejectReason, float]] = []
-        if state.cooldown_until_s > now_s and (client is None or state.refusals.binds(client)):
-            over.append((RejectReason.UPSTREAM_BUSY, state.cooldown_until_s - now_s))
+        until_s = state.cooldown_until_s
+        if until_s > now_s and client is not None:
+            until_s = state.refusals.until_s(client, until_s)
+        if until_s > now_s:
+            over.append((RejectReason.UPSTREAM_BUSY, until_s - now_s))
         if load.prefill_tokens:
             over += self._prefill_over(state.ranks, limits, load)
         if limits.active_decode_blocks_threshold is not None:

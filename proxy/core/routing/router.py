@@ -653,7 +653,7 @@ class Router:
         intake_tps, wait_s = self.gate.intake_tps, soonest.free_in_s
         tps = sum([intake_tps(m.instance.name, state.check, now_s) for m, state in busy])
         past = tuple([_past(member, state) for member, state in busy])
-        is_own = any([self.gate.is_own(m.instance.name, asker, now_s) for m, _ in busy])
+        is_own = any(self.gate.is_own(m.instance.name, asker, now_s) for m, _ in busy)
         wait = retry_after_s([wait_s])
         return Reject(soonest.check, wait, wait_s, tps, past, model, is_own)
 

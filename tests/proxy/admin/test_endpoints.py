@@ -265,8 +265,38 @@ async def test_engines_are_asked_for_their_models_once_for_all_who_want_them() -
     now_s[0] = KEPT_S
     assert await many() == [{"m2": b"{}"}] * 50
     for at in range(30):
+        now_s[0] += KEPT_S / KEPT_LISTS
         assert await many(f"k{at}") == [{f"m{at + 3}": b"{}"}] * 50
     assert len(kept._rounds) == KEPT_LISTS
+
+
+async def test_new_keys_wait_for_their_turn_by_address() -> None:
+    now_s, asked = [0.0], list[str]()
+    kept = KeptCards(lambda: now_s[0])
+
+    def asks(key: str, owner: str) -> asyncio.Task[dict[str, bytes]]:
+        async def ask() -> dict[str, bytes]:
+            asked.append(key)
+            return {key: b"{}"}
+
+        return asyncio.create_task(kept.get(key, ask, owner))
+
+    tasks = [asks(f"k{at}", "mallory") for at in range(KEPT_LISTS + 4)]
+    tasks += [asks("k9", "mallory"), asks("own", "alice")]
+    await asyncio.sleep(0)
+    assert asked == [f"k{at}" for at in range(KEPT_LISTS)]
+    assert await asks("k0", "bob") == {"k0": b"{}"}, "what is kept needs no turn"
+    tasks[KEPT_LISTS].cancel()
+    now_s[0] = KEPT_S / 2
+    for at in range(2):
+        now_s[0] += KEPT_S
+        kept._let_in()
+        await asyncio.sleep(0.0)
+        assert len(asked) == min(KEPT_LISTS + 4, KEPT_LISTS * (at + 2))
+    assert asked[KEPT_LISTS:] == ["own", "k9", "k10", "k11"]
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert done[-2] == {"k9": b"{}"}
+    assert not kept._due
 
 
 async def test_a_failed_round_is_nobody_elses() -> None:

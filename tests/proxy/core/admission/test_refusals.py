@@ -35,23 +35,68 @@ def test_refusals_of_one_client_in_a_row_close_it_ever_longer() -> None:
         assert closed == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
 
-def test_what_one_client_was_told_is_closed_to_it_alone() -> None:
+def closed_to(it: Refusals, *clients: str, now_s: float) -> list[bool]:
+    return [it.until_s(client, 1000.0) > now_s for client in clients]
+
+
+def test_what_one_client_was_told_closes_it_to_that_one_alone() -> None:
     it = Refusals()
     it.refused("mallory", BUSY_S, 1.0)
     it.judged("mallory", BUSY_S)
-    assert it.binds("mallory")
-    assert not it.binds("alice")
-    assert not it.binds("")
-    it.refused("alice", BUSY_S, 2.0)
-    assert all(map(it.binds, ("mallory", "alice", "bob", ""))), "it is full"
+    assert closed_to(it, "mallory", "alice", "", now_s=1.5) == [True, False, False]
+    assert it.is_own("mallory")
+    it.refused("alice", BUSY_S, 1.5)
+    assert closed_to(it, "mallory", "alice", "bob", "", now_s=1.9) == [True] * 4, "it is full"
+    assert not it.is_own("mallory")
 
 
 def test_clients_without_a_name_are_one() -> None:
     it = Refusals()
     it.refused("", BUSY_S, 1.0)
-    assert it.binds("")
-    assert not it.binds("alice")
-    assert not it.binds_only(""), "who waits for it is like all the others"
+    it.judged("", BUSY_S)
+    assert closed_to(it, "", "alice", now_s=1.5) == [True, False]
+    assert not it.is_own(""), "who waits for it is like all the others"
+
+
+def test_a_closed_one_is_tried_ever_later() -> None:
+    it, tried = Refusals(), list[float]()
+    it.refused("mallory", BUSY_S, 0.0)
+    it.refused("alice", BUSY_S, 0.0)
+    at_s = 0.0
+    for _ in range(6):
+        assert it.refused("alice", BUSY_S, at_s) == BUSY_S
+        at_s = it.until_s("alice", 1000.0)
+        tried.append(at_s)
+        for _ in range(5):
+            it.refused("alice", BUSY_S, at_s - 0.5)  # on its way before
+        assert closed_to(it, "alice", now_s=at_s - 0.1) == [True]
+        assert closed_to(it, "alice", now_s=at_s) == [False]
+    assert tried == [1.0, 3.0, 7.0, 15.0, 31.0, 63.0]
+    assert it.until_s("alice", 40.0) == 40.0, "never for longer than it says"
+    assert closed_to(it, "mallory", "bob", "", now_s=0.9) == [True] * 3
+    assert closed_to(it, "mallory", "bob", "", now_s=1.0) == [False] * 3, "they have not tried"
+    it.refused("bob", BUSY_S, 63.0)
+    assert closed_to(it, "carol", "", now_s=64.9) == [True] * 2, "others have tried"
+    assert it.served("carol", 65.0)
+    it.refused("alice", BUSY_S, 70.0)
+    assert it.until_s("alice", 1000.0) == 71.0
+
+
+def test_the_end_of_an_answer_is_a_sign_of_room() -> None:
+    it, tried = Refusals(), list[float]()
+    it.ended(0.5)
+    it.refused("alice", BUSY_S, 1.0)
+    it.refused("bob", BUSY_S, 1.0)
+    it.ended(1.05)
+    assert it.try_s() == it.until_s("carol", 100.0) == 1.1
+    for _ in range(5):
+        it.refused("bob", BUSY_S, it.until_s("bob", 100.0))
+        it.ended(0.0)
+        tried.append(round(it.until_s("bob", 100.0), 1))
+    assert tried == [1.3, 1.7, 2.5, 4.1, 7.3], "ends alone do not have it asked for ever"
+    it.refused("bob", BUSY_S, 7.4)
+    it.ended(14.0)
+    assert it.until_s("bob", 100.0) == 14.0
 
 
 def test_an_answer_to_anybody_else_opens_it() -> None:

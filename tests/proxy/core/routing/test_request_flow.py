@@ -290,22 +290,22 @@ def test_busy_is_left_alone_and_is_no_failure() -> None:
 
 def test_an_instance_that_is_busy_to_one_client_is_open_to_others() -> None:
     it = Driver("a", "b")
-    busy, n = LegFailure(FailureKind.BUSY, "", 30.0), 0
+    busy, now_s = LegFailure(FailureKind.BUSY, "", 30.0), 1.0
 
-    def asks(session: str, *refusals: str) -> str | None:
-        nonlocal n
-        n += 1
-        facts = RequestFacts("m", session, 100, [], 64.0)
-        route = it.router.admit(facts, 1.0 + n)
+    def asks(tenant: str, *refusals: str) -> str | None:
+        nonlocal now_s
+        now_s += 0.1
+        facts = RequestFacts("m", None, 100, [], 64.0, tenant=tenant)
+        route = it.router.admit(facts, now_s)
         if isinstance(route, Reject):
             return None
-        flow = RequestFlow(it.router, it.budget, facts, route, CAPS, 1.0 + n, streams=True)
-        flow.begin(1.0 + n)
+        flow = RequestFlow(it.router, it.budget, facts, route, CAPS, now_s, streams=True)
+        flow.begin(now_s)
         for _ in range(len(refusals)):
             assert flow.route.decode.name in refusals
-            flow.decode_failed(busy, 1.0 + n, 0.5)
-        flow.decode_answered(1.0 + n)
-        flow.end(1.0 + n)
+            flow.decode_failed(busy, now_s, 0.5)
+        flow.decode_answered(now_s)
+        flow.end(now_s)
         return flow.route.decode.name
 
     it.flow.end(0.5)
