@@ -20,6 +20,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from proxy.admin import endpoints
 from proxy.protocol.headers import ACTS_BEYOND
 from proxy.request import content_coding
 from proxy.request.content_coding import AT_ONCE, Unpacking
@@ -31,6 +32,7 @@ from tests.chaos.client import Got, request
 from tests.chaos.invariants import samples
 from tests.chaos.rig import CANARIES, SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD, MODEL, Scripted
+from tests.support.admin import call
 from tests.support.harness import (
     DONE,
     STREAM_HEAD,
@@ -669,3 +671,32 @@ async def test_f158_a_page_in_the_proxys_name(rig: Floor, status: str) -> None:
                 assert got.headers["content-type"].startswith("application/json")
             assert not {name.decode() for name in beyond} & got.headers.keys()
             assert "x-cache-proxy-session" not in got.headers
+
+
+async def test_f165_models_under_new_keys(rig: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "KEPT_S", 600.0)
+    async with rig([GOOD], **SLOW_PROBES) as r:
+        told, asked = r.engines[0].gets["/v1/models"], list[None]()
+        assert isinstance(told, bytes)
+
+        async def tells(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(None)
+            await says(told)(reader, writer)
+
+        r.engines[0].gets["/v1/models"] = tells
+
+        async def asks(key: int) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            return (await call(r.proxy, "GET", "/v1/models", headers=headers))[0]
+
+        tasks = [asyncio.create_task(asks(key)) for key in range(40)]
+        try:
+            await until(lambda: sum(task.done() for task in tasks) == endpoints.KEPT_LISTS)
+            kept = [key for key, task in enumerate(tasks) if task.done()]
+            assert [await asks(key) for key in kept] == [200] * len(kept), "they are kept"
+            assert len(asked) == endpoints.KEPT_LISTS
+            assert is_fine(await r.ask())
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)

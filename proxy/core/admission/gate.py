@@ -318,7 +318,7 @@ class Gate:
         bases = self._bases.get(key, ()) if len(self._own) > 1 else ()
         return all(self._with_base(key, base) is OFF for base in ("", *bases))
 
-    def busy(
+    def busy(  # noqa: PLR0913 - who asks, for what, and what is known of the instance
         self,
         instance: str,
         model: str,
@@ -332,8 +332,8 @@ class Gate:
         """Why the instance is past a threshold of the model (or of `limits`); None: free.
 
         `free_in_s` is that of the check that clears last. `is_last`: there is no other instance, so
-        one that is drained for its heat serves too, up to its cap. `client`: who asks, to whom it may
-        be open, or may try it; None: nobody.
+        one that is drained for its heat serves too, up to its cap. `client`: who asks; it may be
+        open to it, or about to be tried; None: nobody.
         """
         limits = limits or self.thresholds(model, instance)
         state = self._states.of(instance)

@@ -67,7 +67,7 @@ class Refusals:
         self._tries: dict[str, _Tries] = {}
 
     def refused(self, client: str, busy_s: float, now_s: float) -> float:
-        """It said busy to a client, for so long; returns for how long it is closed, see `until_s`."""
+        """It said busy to a client, for so long; returns how long it is closed, see `until_s`."""
         self._row += 1
         self._last_s = now_s
         if len(self._clients) < 2 and client not in self._clients:
