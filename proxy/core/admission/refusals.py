@@ -79,10 +79,16 @@ class Refusals:
         doubled = self._row - (2 + OWN if self._is_own(client) else 2)
         return min(busy_s, LEAST_S * 2.0 ** min(doubled, 10)) if doubled >= 0 else 0.0
 
-    def judged(self, client: str, busy_s: float) -> float:
-        """Another instance has served the request that it refused; returns the same."""
-        is_own = self._is_own(client) and self._row <= OWN
-        return 0.0 if is_own else busy_s
+    def judged(self, client: str, busy_s: float, *, to_all: bool = False) -> float:
+        """Another instance has served the request that it refused; returns the same.
+
+        `to_all`: that request can hardly have been too much for it, so it is closed to all.
+        """
+        if self._is_own(client) and self._row <= OWN:
+            return 0.0
+        if to_all:
+            self._tries.setdefault(_OTHERS, _Tries(self._last_s))
+        return busy_s
 
     def until_s(self, client: str, until_s: float) -> float:
         """Until when it is closed to a client, where it is closed until then to some."""
@@ -97,7 +103,7 @@ class Refusals:
 
     def is_own(self, client: str) -> bool:
         """Whether a closed one is open to others than this client."""
-        return bool(client) and self._clients == [client]
+        return bool(client) and self._clients == [client] and _OTHERS not in self._tries
 
     def served(self, client: str, since_s: float) -> bool:
         """It serves a client's request that it has had since then; whether that opens it."""
