@@ -237,7 +237,7 @@ class Gate:
     def next_change_s(self, now_s: float) -> float | None:
         """When an instance may next become free by time: a cool-down or a report expires."""
         times_s = [state.cooldown_until_s for state in self._states]
-        times_s += [state.refusals.try_s() for state in self._cooling]
+        times_s += [s for state in self._cooling for s in state.refusals.tries_s()]
         times_s += [s.reported_s + STALE_S for s in self._states if s.reported_s is not None]
         return min((time_s for time_s in times_s if time_s > now_s), default=None)
 
@@ -287,7 +287,7 @@ class Gate:
     ) -> None:
         """Another instance has served a request that this one refused as busy, until then."""
         refusals, left_s = self._states.of(instance).refusals, until_s - now_s
-        if left_s > 0 and refusals.judged(client, left_s, to_all=to_all) > 0:
+        if left_s > 0 and refusals.judged(client, left_s, now_s, to_all=to_all) > 0:
             self.mark_busy(instance, until_s)
 
     def is_own(self, instance: str, client: str, now_s: float) -> bool:

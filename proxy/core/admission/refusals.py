@@ -79,15 +79,17 @@ class Refusals:
         doubled = self._row - (2 + OWN if self._is_own(client) else 2)
         return min(busy_s, LEAST_S * 2.0 ** min(doubled, 10)) if doubled >= 0 else 0.0
 
-    def judged(self, client: str, busy_s: float, *, to_all: bool = False) -> float:
-        """Another instance has served the request that it refused; returns the same.
+    def judged(self, client: str, busy_s: float, now_s: float, *, to_all: bool = False) -> float:
+        """Another instance has by now served the request that it refused; returns the same.
 
         `to_all`: that request can hardly have been too much for it, so it is closed to all.
         """
         if self._is_own(client) and self._row <= OWN:
             return 0.0
         if to_all:
-            self._tries.setdefault(_OTHERS, _Tries(self._last_s))
+            self._tries.setdefault(_OTHERS, _Tries(now_s))
+        if (tries := self._tries.get(client)) is not None:
+            tries.try_s = max(tries.try_s, now_s + LEAST_S)
         return busy_s
 
     def until_s(self, client: str, until_s: float) -> float:
@@ -97,9 +99,9 @@ class Refusals:
         tries = self._tries.get(client) or self._tries.get(_OTHERS)
         return -math.inf if tries is None else min(until_s, tries.try_s)
 
-    def try_s(self) -> float:
-        """When the next client may try it."""
-        return min([tries.try_s for tries in self._tries.values()], default=-math.inf)
+    def tries_s(self) -> list[float]:
+        """When clients may try it."""
+        return [tries.try_s for tries in self._tries.values()]
 
     def is_own(self, client: str) -> bool:
         """Whether a closed one is open to others than this client."""

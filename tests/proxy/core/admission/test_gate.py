@@ -519,3 +519,14 @@ def test_an_answer_opens_an_instance_that_one_client_has_closed() -> None:
     assert woken
     g.judged("i", "mallory", 1.0, 2.0)
     assert g.is_open("m", 2.0), "its time is over"
+
+
+def test_each_try_of_a_closed_instance_is_a_change() -> None:
+    g = gate()
+    for client, now_s in (("mallory", 0.0), ("alice", 0.0), ("mallory", 1.0)):
+        g.refused("i", client, 30.0, now_s)
+    assert [g.next_change_s(now_s) for now_s in (0.0, 1.0, 3.0)] == [1.0, 3.0, 31.0]
+    assert g.busy("i", "m", Load(), 0.5, client="carol") is not None
+    assert g.busy("i", "m", Load(), 1.0, client="carol") is None
+    assert g.busy("i", "m", Load(), 1.0, client="mallory") is not None
+    assert g.busy("i", "m", Load(), 1.0) is not None

@@ -17,7 +17,7 @@ def test_the_first_word_is_no_state_of_the_engine() -> None:
 def test_another_instance_that_serves_the_request_tells() -> None:
     it = Refusals()
     it.refused("alice", BUSY_S, 1.0)
-    assert it.judged("alice", BUSY_S) == BUSY_S
+    assert it.judged("alice", BUSY_S, 1.0) == BUSY_S
 
 
 def test_refusals_of_two_clients_close_it_for_as_long_as_it_says() -> None:
@@ -42,7 +42,7 @@ def closed_to(it: Refusals, *clients: str, now_s: float) -> list[bool]:
 def test_what_one_client_was_told_closes_it_to_that_one_alone() -> None:
     it = Refusals()
     it.refused("mallory", BUSY_S, 1.0)
-    it.judged("mallory", BUSY_S)
+    it.judged("mallory", BUSY_S, 1.0)
     assert closed_to(it, "mallory", "alice", "", now_s=1.5) == [True, False, False]
     assert it.is_own("mallory")
     it.refused("alice", BUSY_S, 1.5)
@@ -53,16 +53,24 @@ def test_what_one_client_was_told_closes_it_to_that_one_alone() -> None:
 def test_a_request_that_is_little_work_closes_it_to_all_until_it_is_tried() -> None:
     it = Refusals()
     it.refused("alice", BUSY_S, 1.0)
-    assert it.judged("alice", BUSY_S, to_all=True) == BUSY_S
+    assert it.judged("alice", BUSY_S, 1.0, to_all=True) == BUSY_S
     assert closed_to(it, "alice", "bob", "", now_s=1.9) == [True] * 3
     assert closed_to(it, "alice", "bob", "", now_s=2.0) == [False] * 3
     assert not it.is_own("alice")
 
 
+def test_one_that_is_served_elsewhere_late_is_kept_away_from_then_on() -> None:
+    it = Refusals()
+    it.refused("alice", BUSY_S, 1.0)
+    it.judged("alice", BUSY_S, 9.0)
+    assert it.until_s("alice", 31.0) == 10.0
+    assert it.tries_s() == [10.0]
+
+
 def test_clients_without_a_name_are_one() -> None:
     it = Refusals()
     it.refused("", BUSY_S, 1.0)
-    it.judged("", BUSY_S)
+    it.judged("", BUSY_S, 1.0)
     assert closed_to(it, "", "alice", now_s=1.5) == [True, False]
     assert not it.is_own(""), "who waits for it is like all the others"
 
@@ -97,7 +105,8 @@ def test_the_end_of_an_answer_is_a_sign_of_room() -> None:
     it.refused("alice", BUSY_S, 1.0)
     it.refused("bob", BUSY_S, 1.0)
     it.ended(1.05)
-    assert it.try_s() == it.until_s("carol", 100.0) == 1.1
+    assert it.tries_s() == [1.1] * 3
+    assert it.until_s("carol", 100.0) == 1.1
     for _ in range(5):
         it.refused("bob", BUSY_S, it.until_s("bob", 100.0))
         it.ended(0.0)
@@ -124,7 +133,7 @@ def test_a_client_that_is_refused_beside_others_that_are_served() -> None:
     closed = []
     for i in range(OWN + 2):
         closed.append(it.refused("mallory", BUSY_S, 2.0 + i))
-        assert (it.judged("mallory", BUSY_S) == 0.0) is (i < OWN)
+        assert (it.judged("mallory", BUSY_S, 1.0) == 0.0) is (i < OWN)
     assert closed == [0.0] * (OWN + 1) + [1.0], "in the end it is full all the same"
 
 
@@ -144,7 +153,7 @@ def test_one_that_is_served_again_is_as_any_other() -> None:
     it.refused("mallory", BUSY_S, 2.0)
     assert it.served("mallory", 2.5)
     it.refused("mallory", BUSY_S, 3.0)
-    assert it.judged("mallory", BUSY_S) == BUSY_S
+    assert it.judged("mallory", BUSY_S, 1.0) == BUSY_S
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.booleans(), st.floats(0, 60))))
@@ -153,6 +162,6 @@ def test_never_longer_than_it_says(events: list[tuple[str, bool, float]]) -> Non
     for at, (client, is_refused, busy_s) in enumerate(events):
         if is_refused:
             assert 0.0 <= it.refused(client, busy_s, float(at)) <= busy_s
-            assert it.judged(client, busy_s) in (0.0, busy_s)
+            assert it.judged(client, busy_s, float(at)) in (0.0, busy_s)
         else:
             it.served(client, float(at))
