@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from proxy.core.fleet.askers import FADE_MOST_S
 from proxy.core.fleet.health import FAULT_KINDS, Change, State
+from proxy.core.fleet.hollow import FADE_S
 from proxy.core.fleet.members import SAME_START_S, Fleet, Member
 from proxy.core.types import FailureKind
 
@@ -71,10 +73,19 @@ class InstanceEvents:
         if (member := self._fleet.get(name)) is not None:
             member.health.doubted(kind, error, now_s)
 
-    def judged(self, name: str, kind: FailureKind, error: str, now_s: float) -> Change | None:
-        """Another instance has served a request that failed here: it counts."""
-        if (member := self._fleet.get(name)) is not None:
-            member.health.judged(kind)
+    def judged(
+        self, name: str, client: str, kind: FailureKind, error: str, now_s: float
+    ) -> Change | None:
+        """Another instance has served a client's request that failed here.
+
+        It counts once two clients have had that.
+        """
+        member = self._fleet.get(name)
+        if member is None:
+            return None
+        self._fleet.note_doubt(now_s + FADE_MOST_S)
+        if not member.health.judged(client, kind, error, now_s):
+            return None
         return self.failed(name, kind, error, now_s)
 
     def broke(
@@ -85,7 +96,10 @@ class InstanceEvents:
         It counts once two clients have had that.
         """
         member = self._fleet.get(name)
-        if member is None or not member.health.broke(client, kind, error, now_s):
+        if member is None:
+            return None
+        self._fleet.note_doubt(now_s + FADE_MOST_S)
+        if not member.health.broke(client, kind, error, now_s):
             return None
         if kind is FailureKind.HOLLOW:
             return self.hollowed(name, error, now_s)
@@ -101,7 +115,7 @@ class InstanceEvents:
         member = self._fleet.get(name)
         if member is None:
             return None
-        self._fleet.note_hollow(now_s)
+        self._fleet.note_doubt(now_s + FADE_S)
         hollowed = member.health.hollowed
         change = hollowed(why, now_s, is_refusal=is_refusal, server=server)
         return self._changed(member, change, now_s)
@@ -127,16 +141,17 @@ class InstanceEvents:
         if (member := self._fleet.get(name)) is not None:
             member.health.hollow.acquitted()
 
-    def served(self, name: str, since_s: float) -> None:
-        """Note a complete answer of the instance, with the time it got the request."""
+    def served(self, name: str, since_s: float, client: str = "") -> None:
+        """Note a client's complete answer of the instance, with the time it got the request."""
         if (member := self._fleet.get(name)) is not None:
             member.health.hollow.served(since_s)
             member.health.broken.served(since_s)
+            member.health.askers.served(client, since_s)
 
-    def answered(self, name: str) -> None:
-        """A client's request got an answer from the instance."""
+    def answered(self, name: str, *, is_served: bool = True) -> None:
+        """A client's request got an answer from the instance; see `Health.answered`."""
         if (member := self._fleet.get(name)) is not None:
-            member.health.answered()
+            member.health.answered(is_served=is_served)
 
     def answers(self, name: str) -> int:
         """Number of clients' requests that the instance has answered."""
@@ -160,8 +175,7 @@ class InstanceEvents:
         if member is None:
             return None
         if error is not None:
-            if member.health.hollow.doubts:
-                self._fleet.note_hollow(now_s)
+            self._fleet.note_doubt(now_s + FADE_MOST_S)
             return self._changed(member, member.health.trial_failed(error, now_s, kind), now_s)
         change = member.health.trial_answered(now_s, is_blind=is_blind)
         return self._changed(member, change, now_s)

@@ -19,10 +19,12 @@ probes and bad answers count all the same.
 
 Busy answers and clients' errors are not failures. A caller counts an instance once per request of a
 client, so that no single one can open a breaker. What fails on an accepted connection is a doubt at
-first (`DOUBT_KINDS`), since the request itself may cause it wherever it runs. It is a failure once
-another instance has served that request. `DOUBTS` in a row that nobody has judged make a trial due,
-which decides: clients' requests alone cannot eject an instance that works. So it is with hollow
-answers, whatever their status (core.fleet.hollow), and with broken ones (core.fleet.broken).
+first (`DOUBT_KINDS`), since the request itself may cause it wherever it runs. `DOUBTS` in a row
+that nobody has judged make a trial due, which decides. Where another instance has served that
+request it is judged: it makes a trial due, and is a failure once a second client has had the same.
+So one client's requests alone cannot eject an instance that works. They keep that client away from
+it (core.fleet.askers). So it is with hollow answers, whatever their status (core.fleet.hollow), and
+with broken ones (core.fleet.broken). A client's error ends no doubt, as it needs no model.
 Hysteresis: of three changes in a row the last is `CALM_S` after the first, so that a flapping probe
 moves nothing. Only `is_gone` is set at once.
 
@@ -38,6 +40,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from proxy.core.fleet.askers import Askers
 from proxy.core.fleet.broken import Broken
 from proxy.core.fleet.hollow import Hollow
 from proxy.core.types import FailureKind
@@ -143,7 +146,9 @@ class Health:
     hollow: Hollow = field(default_factory=Hollow)
     """Its hollow answers."""
     broken: Broken = field(default_factory=Broken)
-    """Its answers that broke off after they had begun."""
+    """Its answers that broke off after they had begun, and failures that another one has served."""
+    askers: Askers = field(default_factory=Askers)
+    """The clients that it has failed, each for itself."""
     _late: int = 0
     _doubt_trial_s: float = -math.inf
     _undecided: int = 0
@@ -171,7 +176,8 @@ class Health:
         if self.is_up:
             if self.rest is not None:
                 return self.rest
-            return State.SUSPECT if self.is_suspect or self.is_doubted else State.HEALTHY
+            is_suspect = self.is_suspect or self.is_doubted or self.askers.is_any(now_s)
+            return State.SUSPECT if is_suspect else State.HEALTHY
         is_new = not self.was_seen and not self._failed
         is_rising = is_new or (self._is_silent and self._answered > 0)
         is_due = self._open_until_s is not None and self._open_until_s <= now_s
@@ -216,6 +222,10 @@ class Health:
         """
         is_out = not self.is_up and self.hollow.doubts > 0
         return 1.0 if is_out else self.hollow.weight(now_s)
+
+    def weight_for(self, client: str, now_s: float) -> float:
+        """Doubt for one client's requests, 0 to 1, by what has failed here."""
+        return self.askers.weight(client, now_s)
 
     @property
     def is_only_hollow(self) -> bool:
@@ -299,11 +309,15 @@ class Health:
             self.doubts += 1
             self._late += is_late
 
-    def judged(self, kind: FailureKind) -> None:
-        """Another instance has served the request that failed here: `failed` comes."""
+    def judged(self, client: str, kind: FailureKind, error: str, now_s: float) -> bool:
+        """Another instance has served a client's request that failed here; as `broke`.
+
+        Requests without a name may be anybody's, so each of them counts.
+        """
         self.doubts = max(0, self.doubts - 1)
         if kind in UNDECIDED_KINDS:
             self._late = max(0, self._late - 1)
+        return self.broke(client, kind, error, now_s) or not client
 
     def broke(self, client: str, kind: FailureKind, error: str, now_s: float) -> bool:
         """An answer to a client broke off; whether it counts: `failed` or `hollowed` comes."""
@@ -311,6 +325,7 @@ class Health:
         is_late, is_cut = kind in UNDECIDED_KINDS, kind in DOUBT_KINDS
         if self.rest is not None and is_late:
             return False
+        self.askers.failed(client, now_s)
         was_several = self.broken.is_several
         self.broken.broke(client, now_s, is_cut=is_cut, is_late=is_late)
         if is_cut and self.broken.is_several and not was_several:
@@ -356,13 +371,16 @@ class Health:
         self._open(now_s)
         return self._leave(Change.OPENED, now_s)
 
-    def answered(self) -> None:
-        """A client's request got an answer, also one that says busy or tells the client's error.
+    def answered(self, *, is_served: bool = True) -> None:
+        """A client's request got an answer. Not `is_served`: a client's error, or a hollow one.
 
         An ejected one does not come back by that: its requests may be older than the trouble.
         """
         self.was_seen = True
         self.answers += 1
+        if not is_served:
+            self._end_of_late()
+            return
         self.doubts = self._late = 0
         if self.has_failed_lately and self.is_up:
             self._end_of_late()
@@ -408,6 +426,7 @@ class Health:
             if not self.is_doubted or is_undecided or not self._is_calm(now_s):
                 self._doubt_trial_s = now_s
                 self._undecided = min(self._undecided + 1, MOST_UNDECIDED)
+                self.askers.goes_on(now_s)
                 return None
             self.doubts = self._late = self._undecided = 0
             self.broken.clear()
@@ -436,6 +455,7 @@ class Health:
         self._connects = self._opened = self.doubts = self._late = self._undecided = 0
         self.hollow.renew()
         self.broken.clear()
+        self.askers.clear()
         if self._open_until_s is not None:
             self._open_until_s = now_s
 
@@ -468,6 +488,7 @@ class Health:
         self._failed = self._connects = self.doubts = self._late = self._undecided = 0
         self.hollow.returned()
         self.broken.clear()
+        self.askers.clear()
         self.back_s = now_s
         self._changes.append(now_s)
         return Change.BACK

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from proxy.core.fleet.health import Health
-from proxy.core.fleet.hollow import FADE_S
 from proxy.core.instances import InstanceState, InstanceStates
 from proxy.core.thermal.fleet_limits import HeatByInstance
 from proxy.core.types import Instance
@@ -113,7 +112,7 @@ class Fleet:
         """Models for which the instances' contexts are not all of one length."""
         self._slow_start_s = slow_start_s
         self._starting: dict[str, Member] = {}
-        self._hollow_until_s = -math.inf
+        self._doubt_until_s = -math.inf
         """When the last hollow answer of any instance will have faded."""
 
     def __len__(self) -> int:
@@ -287,15 +286,25 @@ class Fleet:
         """
         return {name for name, m in self._members.items() if m.health.is_failing}
 
-    def note_hollow(self, now_s: float) -> None:
-        """Count a hollow answer against an instance."""
-        self._hollow_until_s = now_s + FADE_S
+    def note_doubt(self, until_s: float) -> None:
+        """Count something against an instance that may be priced until then."""
+        self._doubt_until_s = max(self._doubt_until_s, until_s)
 
-    def doubts(self, members: Iterable[Member], now_s: float) -> list[float] | None:
-        """Doubt of each instance by its hollow answers, 0 to 1; None: no doubt, the usual case."""
-        if now_s >= self._hollow_until_s:
+    def doubts(self, members: Iterable[Member], client: str, now_s: float) -> list[float] | None:
+        """Doubt of each instance for a client's request, 0 to 1; None: no doubt, the usual case.
+
+        It is that by its hollow answers, or by the client's failures there beyond those that it has
+        wherever it asks.
+        """
+        if now_s >= self._doubt_until_s:
             return None
-        return [m.health.hollow_weight(now_s) for m in members]
+        healths = [m.health for m in members]
+        own = [health.weight_for(client, now_s) for health in healths]
+        least = min(own, default=0.0)
+        return [
+            max(health.hollow_weight(now_s), weight - least)
+            for health, weight in zip(healths, own, strict=True)
+        ]
 
     @property
     def is_starting(self) -> bool:

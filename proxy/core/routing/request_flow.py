@@ -574,7 +574,8 @@ class RequestFlow:
     def completed(self, cached_ratio: float | None, counts: Counts | None = None) -> None:
         """The answer is whole; see `Router.completed`."""
         if self._is_served:
-            self._router.events.served(self.route.decode.name, self.route.reserved_s)
+            name, asker = self.route.decode.name, self._facts.asker
+            self._router.events.served(name, self.route.reserved_s, asker)
         self._router.completed(self.route, self._facts, cached_ratio, counts)
 
     def end(self, now_s: float, output_tokens: int | None = None) -> None:
@@ -667,7 +668,7 @@ class RequestFlow:
     def _answered(self, now_s: float, *, is_served: bool = True) -> list[Action]:
         """D has answered. Where it serves the request, other instances' failures on it count."""
         events, name = self._router.events, self.route.decode.name
-        events.answered(name)
+        events.answered(name, is_served=is_served)
         actions: list[Action] = []
         if is_served:
             self._judge_busy(name, now_s)
@@ -676,7 +677,7 @@ class RequestFlow:
                 if other != name:
                     what = failure.detail if failure.status is None else f"status {failure.status}"
                     detail = f"{what}, and {name} has served the request"
-                    change = events.judged(other, failure.kind, detail, now_s)
+                    change = events.judged(other, self._facts.asker, failure.kind, detail, now_s)
                     actions.append(InstanceFailed(other, change, detail))
         if is_served and self._hollows:
             actions += self._judge(name, now_s)

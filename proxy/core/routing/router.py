@@ -732,7 +732,7 @@ class Router:
             sessions=[cache.sessions for cache in caches],
             last_placed=[member.last_placed for member in members],
             has_failed=[member.health.is_suspect for member in members],
-            doubts=self.fleet.doubts(members, now_s),
+            doubts=self.fleet.doubts(members, facts.asker, now_s),
             helps=None if heat.is_cool else [heat.of(name).helps for name in names],
             prefill_factors=(
                 None if heat.is_cool else [heat.of(name).prefill_factor for name in names]

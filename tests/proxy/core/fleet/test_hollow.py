@@ -21,7 +21,7 @@ def fleet_of(*names: str) -> tuple[Fleet, InstanceEvents]:
 
 
 def weights(fleet: Fleet, now_s: float) -> list[float] | None:
-    return fleet.doubts(fleet.members(), now_s)
+    return fleet.doubts(fleet.members(), "a", now_s)
 
 
 def test_a_few_refusals_are_taken_for_right_then_another_is_asked() -> None:

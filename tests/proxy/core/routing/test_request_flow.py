@@ -425,7 +425,46 @@ def test_what_a_request_may_cause_counts_once_another_has_served_it(kind: Failur
     assert told == ["a failed", f"retried after {kind}", "decode on b again"]
     assert not it.router.fleet.recently_failed()
     assert it.told(it.flow.decode_answered(2.0)) == ["a failed"]
-    assert it.router.fleet.recently_failed() == {"a"}
+    assert it.router.fleet.doubted() == {"a"}
+    assert not it.router.fleet.recently_failed(), "one client's request has failed"
+
+
+def test_what_failed_one_client_keeps_it_away_until_it_is_served() -> None:
+    it = Driver("a", "b")
+    it.flow.end(0.0)
+    for i in range(2):
+        _judged(it, it.facts, 1.0 + i)
+    members = it.router.fleet.members()
+    assert it.router.fleet.doubts(members, it.facts.asker, 2.0) == [0.5, 0.0]
+    assert it.router.fleet.doubts(members, "another", 2.0) == [0.0, 0.0]
+    route = it.router.admit(it.facts, 3.0)
+    assert isinstance(route, Route)
+    flow = RequestFlow(it.router, it.budget, it.facts, route, CAPS, 3.0, streams=True)
+    flow.begin(3.0)
+    flow.decode_answered(3.0)
+    flow.completed(None)
+    flow.end(3.0)
+    assert it.router.fleet.doubts(members, it.facts.asker, 3.0) == [0.0, 0.0]
+
+
+def test_two_clients_requests_open_the_breaker_without_a_trial() -> None:
+    it = Driver("a", "b")
+    it.flow.end(0.0)
+    for i in range(FAULTS):
+        assert not it.router.fleet.open()
+        _judged(it, RequestFacts("m", f"s{i}", PROMPT_TOKENS, [], 64.0), 1.0)
+    assert it.router.fleet.open() == {"a"}
+
+
+def _judged(it: Driver, facts: RequestFacts, now_s: float) -> None:
+    """The first instance resets a request, the second serves it."""
+    route = it.router.admit(facts, now_s)
+    assert isinstance(route, Route)
+    flow = RequestFlow(it.router, it.budget, facts, route, CAPS, now_s, streams=True)
+    flow.begin(now_s)
+    flow.decode_failed(LegFailure(FailureKind.RESET, "x"), now_s, 0.5)
+    flow.decode_answered(now_s)
+    flow.end(now_s)
 
 
 def test_one_clients_requests_alone_open_no_breaker() -> None:
@@ -493,7 +532,7 @@ def test_a_server_error_counts_once_another_instance_has_served_the_request() ->
     assert told == ["a failed", "retried after server_error", "decode on b again"]
     assert not it.router.fleet.has_failed_lately("a"), "the request may be the cause"
     assert it.told(it.flow.decode_answered(2.0)) == ["a failed"]
-    assert it.router.fleet.recently_failed() == {"a"}
+    assert it.router.fleet.doubted() == {"a"}
 
 
 def test_a_server_error_does_not_count_where_another_says_that_the_client_is_wrong() -> None:

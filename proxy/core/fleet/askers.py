@@ -1,0 +1,99 @@
+"""What each client's requests say about one instance: believed for that client, and by nobody else.
+
+One client's failures may be the fault of its own requests, or of the instance. For that client it
+is all one: it fails here, and is served elsewhere. So the instance is priced for its requests, by
+the part of failures in its last answers here. Where all instances fail it alike, none is priced
+(core.fleet.members). For others it is priced as far as two clients say so.
+
+Two failures in a row are the least that is priced. A whole answer of that client takes half of it
+away, and time all of it: the first time after `FADE_S`. Each further failure after that doubles the
+time. A trial that was passed changes nothing, as it is no request of that client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MOST: Final = 8
+"""Clients that are kept, one entry each. Where as many have failed, two say so for all."""
+GAIN: Final = 0.5
+"""Weight of the last answer in the part of failures."""
+LEAST: Final = 0.125
+"""A part below this is none."""
+FADE_S, FADE_MOST_S = 10.0, 60.0
+"""Seconds after its last failure in which a client is kept away, ever less: at first, at most."""
+KEPT_S: Final = 300.0
+"""Seconds after which a client's failures are forgotten."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """One client's part of failures; `last_s`: when the last one was."""
+
+    part: float
+    last_s: float
+    fade_s: float
+
+    def weight(self, now_s: float) -> float:
+        fresh = 1.0 - (now_s - self.last_s) / self.fade_s
+        return max(0.0, 2.0 * self.part - 1.0) * max(0.0, min(1.0, fresh))
+
+
+class Askers:
+    """The clients that one instance has failed; times are the router's clock, in s."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: dict[str, _Part] = {}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def failed(self, client: str, now_s: float) -> None:
+        """A client's answer broke off here, or another instance has served what failed here."""
+        one = self._parts.pop(client, None)
+        if one is None or now_s - one.last_s > KEPT_S:
+            one = _Part(0.0, now_s, FADE_S)
+        if now_s - one.last_s >= one.fade_s / 2:
+            one.fade_s = min(FADE_MOST_S, 2.0 * one.fade_s)
+        one.part += GAIN * (1.0 - one.part)
+        one.last_s = now_s
+        if len(self._parts) >= MOST:
+            del self._parts[next(iter(self._parts))]
+        self._parts[client] = one
+
+    def served(self, client: str, since_s: float) -> None:
+        """A client has a whole answer, of a request that may be older than its failures."""
+        one = self._parts.get(client)
+        if one is None or since_s < one.last_s:
+            return
+        one.part -= GAIN * one.part
+        if one.part < LEAST:
+            del self._parts[client]
+
+    def goes_on(self, now_s: float) -> None:
+        """A trial was not answered in time either: those who are kept away stay so."""
+        for one in self._parts.values():
+            if one.weight(now_s) > 0.0:
+                one.last_s = now_s
+
+    def weight(self, client: str, now_s: float) -> float:
+        """Doubt for a client's requests, 0 to 1."""
+        if not self._parts:
+            return 0.0
+        most = second = 0.0
+        for one in self._parts.values():
+            weight = one.weight(now_s)
+            most, second = max(most, weight), max(second, min(most, weight))
+        own = self._parts.get(client)
+        return second if own is None else max(second, own.weight(now_s))
+
+    def is_any(self, now_s: float) -> bool:
+        """Whether any client is kept away."""
+        return any([one.weight(now_s) > 0.0 for one in self._parts.values()])
+
+    def clear(self) -> None:
+        """What was says nothing any more."""
+        self._parts.clear()
