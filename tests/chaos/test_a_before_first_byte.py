@@ -459,7 +459,7 @@ async def test_f143_a_clients_bad_requests(rig: Floor) -> None:
         members = [r.router.fleet.get(name) for name in ("i0", "i1")]
         assert [m.health.last_error for m in members] == [None, None]
         assert not any(m.health.is_suspect for m in members)
-        assert r.router.fleet.doubts(members, 0.0) is None
+        assert r.router.fleet.doubts(members, "", 0.0) is None
         assert r.posts <= 30 * 10 / 9
 
 

@@ -373,7 +373,7 @@ async def test_a_p_that_fails_or_is_busy_is_not_asked_for_ever(
                 got = await proxy.post(chat(f"{i} " * 3000), headers=headers)
                 assert (got.text, got.headers["X-Cache-Proxy-Instance"]) == ("fine", "d")
             if ends == "open":
-                assert len(p.posts) == FAULTS
+                assert len(p.posts) <= FAULTS, "or its trial has failed"
                 assert proxy.router.fleet.open() == {"p"}
             else:
                 assert len(p.posts) == 1

@@ -81,7 +81,7 @@ async def test_a_clients_bad_requests_speak_against_nobody(tmp_path: Path) -> No
             member = proxy.router.fleet.get(name)
             assert state(proxy, name) is State.HEALTHY
             assert member.health.last_error is None
-        assert proxy.router.fleet.doubts(proxy.router.fleet.members(), 0.0) is None
+        assert proxy.router.fleet.doubts(proxy.router.fleet.members(), "", 0.0) is None
         asked = sum(len(engine.bodies) for engine in engines)
         assert asked <= 30 * 10 / 9
         assert not any(is_trial(body) for engine in engines for body in engine.bodies)

@@ -92,7 +92,7 @@ class Askers:
 
     def is_any(self, now_s: float) -> bool:
         """Whether any client is kept away."""
-        return any([one.weight(now_s) > 0.0 for one in self._parts.values()])
+        return any(one.weight(now_s) > 0.0 for one in self._parts.values())
 
     def clear(self) -> None:
         """What was says nothing any more."""
