@@ -586,3 +586,43 @@ async def test_f149_engines_break_one_clients_request(rig: Floor, way: str) -> N
         assert all_up(r), "each has answered the proxy's own request, if it had to"
         assert all([is_fine(await r.ask(f"prompt {i}")) for i in range(8)])
         assert all_up(r)
+
+
+FAILS_WAYS = {"resets": resets(), "500": says(REFUSED), "truncated": BROKEN_WAYS["truncated"]}
+THREE_KEYS = {who: {"Authorization": f"Bearer {who * 5}"} for who in ("alice", "bob", "mallory")}
+KEYS = ",".join(f"{who}:{who * 5}" for who in THREE_KEYS)
+
+
+@pytest.mark.parametrize("way", ["resets", "500"])
+async def test_f161_some_engines_fail_one_clients_requests(rig: Floor, way: str) -> None:
+    engines = [poisoned(FAILS_WAYS[way]), Scripted(GOOD), Scripted(GOOD), Scripted(GOOD)]
+    async with rig(engines, flow=False, api_key=KEYS, **SLOW_PROBES) as r:
+        for i in range(12):
+            assert is_fine(await r.ask(f"belladonna {i}", headers=THREE_KEYS["mallory"]))
+            assert all_up(r), "whatever its requests say"
+        seen = sum(b"belladonna" in body for body in r.engines[0].bodies)
+        assert seen <= 4, "two requests, each perhaps sent twice on a connection that was kept"
+        before = len(r.engines[0].bodies)
+        asked = [
+            r.ask(f"prompt {i}", headers=THREE_KEYS["alice" if i % 2 else "bob"]) for i in range(12)
+        ]
+        assert all(map(is_fine, await asyncio.gather(*asked)))
+        assert len(r.engines[0].bodies) - before >= 3, "others have their part of it"
+        assert all_up(r)
+
+
+@pytest.mark.parametrize("way", ["resets", "truncated"])
+async def test_f163_bad_requests_beside_a_failure(rig: Floor, way: str) -> None:
+    engine = Scripted()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_bad = b"belladonna" in engine.bodies[-1]
+        await (says(REFUSES) if is_bad else FAILS_WAYS[way])(reader, writer)
+
+    engine.scripts = [script]
+    async with rig([engine], **SLOW_PROBES) as r:
+        for i in range(5):
+            bad = await r.ask(f"belladonna {i}", headers={"X-Session-ID": "mallory"})
+            assert bad.status == 400
+            await r.ask(f"prompt {i}", headers={"X-Session-ID": f"s{i}"}, stream=True)
+        await until(lambda: not r.is_up("i0"), "its trial fails")

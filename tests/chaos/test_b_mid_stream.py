@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import orjson
 import pytest
 
+from proxy.core.fleet.health import State
 from tests.chaos.client import Got, connect, request
 from tests.chaos.command import command
 from tests.chaos.invariants import samples
@@ -680,6 +681,53 @@ async def test_f150_engines_cut_one_clients_streams(rig: Floor) -> None:
             assert is_cut(await r.ask(headers={"X-Session-ID": "s"}))
         await until(lambda: not r.is_up("i0"), "its trial is cut")
         assert (await r.ask(headers={"X-Session-ID": "s"})).text == "fine"
+
+
+def passes_trials(bad: Script) -> Scripted:
+    """An engine that fails all clients' requests in one way, and serves the proxy's own."""
+    engine = Scripted()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await (bad if b'"messages"' in engine.bodies[-1] else GOOD)(reader, writer)
+
+    engine.scripts = [script]
+    return engine
+
+
+MUTE = stalls(STREAM_HEAD + chunk(event("half")))
+
+
+@pytest.mark.parametrize("name", [{}, {"X-Session-ID": "s"}], ids=["nobody", "session"])
+@pytest.mark.parametrize("way", [cuts, MUTE], ids=["cuts", "mute"])
+async def test_f160_all_streams_of_the_only_client(
+    rig: Floor, way: Script, name: dict[str, str]
+) -> None:
+    async with rig([passes_trials(way), GOOD], idle_timeout=0.3, **SLOW_PROBES) as r:
+        answers = [await r.ask(f"prompt {i}", headers=name) for i in range(12)]
+        assert sum(map(is_cut, answers)) <= 2
+        assert {got.text for got in answers if not is_cut(got)} == {"fine"}
+        await until(lambda: not r.router.fleet.doubted(), "its trial was answered")
+        now_s = r.state.clock.now_s()
+        assert r.router.fleet.get("i0").health.state(now_s) is State.SUSPECT
+        assert r.is_up("i0")
+
+
+TWO_KEYS = {who: {"Authorization": f"Bearer {who * 5}"} for who in ("alice", "bob")}
+
+
+async def test_f162_all_streams_of_one_of_two_clients(rig: Floor) -> None:
+    keys = ",".join(f"{who}:{who * 5}" for who in TWO_KEYS)
+    engines = [passes_trials(cuts), GOOD]
+    async with rig(engines, flow=False, api_key=keys, **SLOW_PROBES) as r:
+
+        async def ask(who: str, i: int) -> Got:
+            return await r.ask(f"prompt {i}", headers=TWO_KEYS[who] | {"X-Session-ID": f"{who}{i}"})
+
+        bobs = [await ask("bob", i % 3) for i in range(12)]
+        assert sum(map(is_cut, bobs)) <= 2
+        alices = [await ask("alice", i) for i in range(12)]
+        assert sum(map(is_cut, alices)) <= 2
+        assert not any(map(is_cut, [await ask(who, 3) for who in TWO_KEYS]))
 
 
 TOOLS = b'[{"name":"f","parameters":{"finish_reason":"abort","status":"failed","choices":[]}}]'

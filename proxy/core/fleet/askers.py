@@ -3,7 +3,8 @@
 One client's failures may be the fault of its own requests, or of the instance. For that client it
 is all one: it fails here, and is served elsewhere. So the instance is priced for its requests, by
 the part of failures in its last answers here. Where all instances fail it alike, none is priced
-(core.fleet.members). For others it is priced as far as two clients say so.
+(core.fleet.members). For others it is priced as far as two clients say so, until a newer request of
+another one is served.
 
 Two failures in a row are the least that is priced. A whole answer of that client takes half of it
 away, and time all of it: the first time after `FADE_S`. Each further failure after that doubles the
@@ -12,6 +13,7 @@ time. A trial that was passed changes nothing, as it is no request of that clien
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,9 +31,10 @@ KEPT_S: Final = 300.0
 
 @dataclass(slots=True)
 class _Part:
-    """One client's part of failures; `last_s`: when the last one was."""
+    """One client's part of failures; `first_s`, `last_s`: of those since it was last away."""
 
     part: float
+    first_s: float
     last_s: float
     fade_s: float
 
@@ -43,10 +46,11 @@ class _Part:
 class Askers:
     """The clients that one instance has failed; times are the router's clock, in s."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_parts", "_worked_s")
 
     def __init__(self) -> None:
         self._parts: dict[str, _Part] = {}
+        self._worked_s = -math.inf
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -55,9 +59,9 @@ class Askers:
         """A client's answer broke off here, or another instance has served what failed here."""
         one = self._parts.pop(client, None)
         if one is None or now_s - one.last_s > KEPT_S:
-            one = _Part(0.0, now_s, FADE_S)
+            one = _Part(0.0, now_s, now_s, FADE_S)
         if now_s - one.last_s >= one.fade_s / 2:
-            one.fade_s = min(FADE_MOST_S, 2.0 * one.fade_s)
+            one.fade_s, one.first_s = min(FADE_MOST_S, 2.0 * one.fade_s), now_s
         one.part += GAIN * (1.0 - one.part)
         one.last_s = now_s
         if len(self._parts) >= MOST:
@@ -67,7 +71,10 @@ class Askers:
     def served(self, client: str, since_s: float) -> None:
         """A client has a whole answer, of a request that may be older than its failures."""
         one = self._parts.get(client)
-        if one is None or since_s < one.last_s:
+        if one is None:
+            self._worked_s = max(self._worked_s, since_s)
+            return
+        if since_s < one.last_s:
             return
         one.part -= GAIN * one.part
         if one.part < LEAST:
@@ -85,14 +92,15 @@ class Askers:
             return 0.0
         most = second = 0.0
         for one in self._parts.values():
-            weight = one.weight(now_s)
+            weight = one.weight(now_s) if one.first_s > self._worked_s else 0.0
             most, second = max(most, weight), max(second, min(most, weight))
         own = self._parts.get(client)
         return second if own is None else max(second, own.weight(now_s))
 
     def is_any(self, now_s: float) -> bool:
-        """Whether any client is kept away."""
-        return any(one.weight(now_s) > 0.0 for one in self._parts.values())
+        """Whether any client is kept away, with no newer request of another one served."""
+        parts = self._parts.values()
+        return any(one.first_s > self._worked_s and one.weight(now_s) > 0.0 for one in parts)
 
     def clear(self) -> None:
         """What was says nothing any more."""

@@ -56,6 +56,21 @@ def test_a_newer_whole_answer_takes_half_and_an_older_one_nothing() -> None:
     assert len(it) == 0
 
 
+def test_what_others_are_served_says_that_it_works_for_them() -> None:
+    it = Askers()
+    for client in "aabb":
+        it.failed(client, 2.0)
+    it.served("c", 1.9)
+    assert it.is_any(2.0)
+    assert it.weight("d", 2.0) == 0.5
+    it.served("c", 2.1)
+    assert not it.is_any(2.1)
+    assert it.weight("d", 2.1) == 0.0
+    assert it.weight("a", 2.1) > 0.4, "not for those whom it has failed"
+    it.failed("a", 20.0)
+    assert it.is_any(20.0), "it has begun anew"
+
+
 def test_each_failure_after_the_time_is_over_doubles_it() -> None:
     it = Askers()
     it.failed("a", 0.0)
