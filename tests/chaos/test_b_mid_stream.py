@@ -717,7 +717,7 @@ TWO_KEYS = {who: {"Authorization": f"Bearer {who * 5}"} for who in ("alice", "bo
 
 async def test_f162_all_streams_of_one_of_two_clients(rig: Floor) -> None:
     keys = ",".join(f"{who}:{who * 5}" for who in TWO_KEYS)
-    engines = [passes_trials(cuts), GOOD]
+    engines = [passes_trials(cuts), Scripted(GOOD)]
     async with rig(engines, flow=False, api_key=keys, **SLOW_PROBES) as r:
 
         async def ask(who: str, i: int) -> Got:

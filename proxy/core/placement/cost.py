@@ -9,7 +9,7 @@
     next    = weight_next_turn * busy ratio * rest of a prefill met there
               + weight_turns * seconds to compute what is too much for the cache with this session
               + FAILED_S where something has failed since the instance last worked
-              + DOUBT_S * its doubt by hollow answers
+              + DOUBT_S * its doubt by hollow answers, or by what has failed this client there
     memory  = weight_displaced * seconds to compute again what is displaced and needed again
               + weight_spread * share of the cache in use or reusable * prefill of the new tokens
               + weight_room * prefill of TYPICAL tokens * (KV in use with this prompt / all of it)^2
@@ -73,8 +73,9 @@ FAILED_S: Final = 0.05
 """Added where something has failed since an instance last worked: one that fails at once does
 nothing, so it would look like the quickest place."""
 DOUBT_S: Final = 60.0
-"""Price of an instance of whose last answers all were hollow (core.fleet.hollow). It fails at once,
-so it is always idle: this is more than any queue elsewhere."""
+"""Price of an instance of whose last answers all were hollow (core.fleet.hollow), or failed the
+client that asks (core.fleet.askers). It fails at once, so it is always idle: this is more than any
+queue elsewhere."""
 TYPICAL: Final = 8192
 """Tokens of a prefill in whose time the use of a cache is priced."""
 MISSED: Final = 0.7
