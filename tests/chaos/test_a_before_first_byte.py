@@ -555,7 +555,7 @@ def _has_more(r: Rig, posts: int) -> bool:
 
 
 @pytest.mark.parametrize("way", ["refused", "left"])
-async def test_f167_prompts_that_nobody_computes(rig: Floor, way: str) -> None:
+async def test_f166_prompts_that_nobody_computes(rig: Floor, way: str) -> None:
     """Each is predicted to take minutes wherever it goes: that is nobody's busy time."""
     refused = plain(b'{"error":{"message":"too long"}}', "400 Bad Request")
     answers: bytes | Script = refused if way == "refused" else stays_silent
