@@ -80,13 +80,15 @@ class InstanceEvents:
 
         It counts once two clients have had that.
         """
-        member = self._fleet.get(name)
-        if member is None:
-            return None
-        self._fleet.note_doubt(now_s + FADE_MOST_S)
-        if not member.health.judged(client, kind, error, now_s):
+        member = self._failing(name, now_s)
+        if member is None or not member.health.judged(client, kind, error, now_s):
             return None
         return self.failed(name, kind, error, now_s)
+
+    def _failing(self, name: str, now_s: float) -> Member | None:
+        """An instance that has failed a client, which may be priced for it from now on."""
+        self._fleet.note_doubt(now_s + FADE_MOST_S)
+        return self._fleet.get(name)
 
     def broke(
         self, name: str, client: str, kind: FailureKind, error: str, now_s: float
@@ -95,11 +97,8 @@ class InstanceEvents:
 
         It counts once two clients have had that.
         """
-        member = self._fleet.get(name)
-        if member is None:
-            return None
-        self._fleet.note_doubt(now_s + FADE_MOST_S)
-        if not member.health.broke(client, kind, error, now_s):
+        member = self._failing(name, now_s)
+        if member is None or not member.health.broke(client, kind, error, now_s):
             return None
         if kind is FailureKind.HOLLOW:
             return self.hollowed(name, error, now_s)

@@ -113,7 +113,7 @@ class Fleet:
         self._slow_start_s = slow_start_s
         self._starting: dict[str, Member] = {}
         self._doubt_until_s = -math.inf
-        """When the last hollow answer of any instance will have faded."""
+        """When what speaks against any instance, a hollow answer or a failure, will have faded."""
 
     def __len__(self) -> int:
         return len(self._members)

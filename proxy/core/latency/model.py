@@ -489,8 +489,8 @@ class Latency:
     def end_prefill(self, times: Times, key: int, now_s: float) -> float | None:
         """Remove a reservation, see `Times.end_prefill`; `rest_s` learns what it can have taken."""
         spent_s = times.spent_s(key, now_s)
-        (a, b), keep = self._work, 1.0 - 1.0 / WINDOW
         if spent_s > 0.0:
+            (a, b), keep = self._work, 1.0 - 1.0 / WINDOW
             self._work = keep * a + spent_s, keep * b + spent_s * spent_s
         return times.end_prefill(key, now_s)
 
