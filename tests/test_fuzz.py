@@ -44,6 +44,7 @@ from proxy.telemetry.request_log import record_json
 from replayer.trace.loaders import TraceRequest, read_trace
 from replayer.trace.rows import TraceError
 from tests.support.examples import USUAL, examples
+from tests.support.harness import at_once
 
 scalars = st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text()
 few = settings(
@@ -140,7 +141,7 @@ VALUES = ("1", "NaN", "+Inf", "-Inf", "-5", "1e400", "", "x", "1 2", "0x1", "1_0
 )
 def test_an_engines_metrics(rows: list[tuple[str, str, str]], noise: bytes) -> None:
     text = "\n".join(f"{name}{labels} {value}" for name, labels, value in rows)
-    stats = parse(text.encode() + b"\n" + noise)
+    stats = at_once(parse(text.encode() + b"\n" + noise))
     ratios = stats.hit_ratio, stats.external_hit_ratio, stats.combined_hit_ratio
     for value in (stats.kv_used_ratio, *ratios):
         assert value is None or 0 <= value <= 1

@@ -1,7 +1,7 @@
 """Parse an engine's `/metrics` to EngineStats: the few series that decisions and dashboards use.
 
-Only lines of those series are parsed: a whole vLLM exposition takes tens of milliseconds, which
-would delay every stream. Older vLLM names of a series are accepted too. During a rename vLLM
+Only lines of those series are parsed, in turns: a whole vLLM exposition takes tens of milliseconds,
+which would delay every stream. Older vLLM names of a series are accepted too. During a rename vLLM
 exports both names with the same counts, so only the first name found is read. The same figures are
 read from SGLang's engines. NVIDIA Dynamo's frontend reports the KV cache size of one worker, which
 is too low with several workers behind it.
@@ -10,7 +10,8 @@ is too low with several workers behind it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Mapping
 from typing import NamedTuple
 
 from proxy.core.admission.engine_reports import EngineStats
@@ -72,33 +73,42 @@ class Sample(NamedTuple):
     value: float
 
 
-def parse(exposition: bytes) -> EngineStats:
-    """Read an engine's metrics; invalid lines and impossible values are ignored."""
-    samples = [s for s in _samples(exposition) if 0 <= s.value < MOST]
-    used = [s.value for s in samples if s.name in _USAGE and s.value <= 1]
-    by_rank = _used_by_rank(samples)
-    total = [_kv_tokens(s.labels) for s in samples if s.name in _CONFIG] or _others_kv(samples)
-    started = [s.value for s in samples if s.name in _STARTED]
+Samples = Mapping[str, list[Sample]]
+"""The values of each series, by its name."""
+
+
+def parse(exposition: bytes) -> Generator[None, None, EngineStats]:
+    """Read an engine's metrics in turns; invalid lines and impossible values are ignored."""
+    found: defaultdict[str, list[Sample]] = defaultdict(list)
+    for line in wanted_lines(exposition, _WANTED):
+        if line is None:
+            yield
+        elif (sample := _sample(line.decode("utf-8", "replace"))) and 0 <= sample.value < MOST:
+            found[sample.name].append(sample)
+    return _stats(found)
+
+
+def _stats(samples: Samples) -> EngineStats:
+    used = [s.value for s in _named(samples, _USAGE) if s.value <= 1]
+    total = [_kv_tokens(s.labels) for s in _named(samples, _CONFIG)] or _others_kv(samples)
     known = [tokens for tokens in total if tokens]
     return EngineStats(
         kv_used_ratio=max(used, default=None),
-        kv_used_by_rank=by_rank,
+        kv_used_by_rank=_used_by_rank(samples),
         kv_total_tokens=_whole(sum(known)) if known else None,
         requests_running=_whole(_sum(samples, _RUNNING)),
         requests_waiting=_whole(_sum(samples, _WAITING)),
         looked_up_tokens=_looked_up(samples),
         local_hit_tokens=_sum(samples, _HITS),
         external_hit_tokens=_external_hits(samples),
-        start_s=max(started, default=None),
+        start_s=max((s.value for s in _named(samples, _STARTED)), default=None),
         is_asleep=_is_asleep(samples),
     )
 
 
-def _samples(exposition: bytes) -> Iterator[Sample]:
-    for line in wanted_lines(exposition, _WANTED):
-        sample = _sample(line.decode("utf-8", "replace"))
-        if sample is not None:
-            yield sample
+def _named(samples: Samples, names: Iterable[str]) -> Iterable[Sample]:
+    """The values of the series of these names."""
+    return (sample for name in names for sample in samples.get(name, ()))
 
 
 def _sample(line: str) -> Sample | None:
@@ -130,15 +140,15 @@ def _unescaped(match: re.Match[str]) -> str:
     return "\n" if match[1] == "n" else match[1]
 
 
-def _used_by_rank(samples: list[Sample]) -> tuple[float | None, ...]:
+def _used_by_rank(samples: Samples) -> tuple[float | None, ...]:
     """The KV usage of each data-parallel rank; None for a rank that has a cache and tells none.
 
     Empty where no rank tells its usage. vLLM numbers the ranks in the label `engine`.
     """
     found: dict[int, float | None] = {}
-    for sample in samples:
+    for sample in _named(samples, (*_USAGE, *_CONFIG)):
         rank = sample.labels.get("engine", "")
-        if sample.name not in (*_USAGE, *_CONFIG) or not (rank.isdecimal() and len(rank) < 9):
+        if not (rank.isdecimal() and len(rank) < 9):
             continue
         used, known = found.setdefault(int(rank), None), sample.value
         if sample.name in _USAGE and known <= 1:
@@ -148,22 +158,22 @@ def _used_by_rank(samples: list[Sample]) -> tuple[float | None, ...]:
     return tuple(found[rank] for rank in sorted(found))
 
 
-def _sum(samples: list[Sample], names: tuple[str, ...]) -> float | None:
+def _sum(samples: Samples, names: tuple[str, ...]) -> float | None:
     """The sum of a series over its ranks, under the first of its names that is there."""
     for name in names:
-        if values := [s.value for s in samples if s.name == name]:
+        if values := [s.value for s in samples.get(name, ())]:
             return sum(values)
     return None
 
 
-def _is_asleep(samples: list[Sample]) -> bool | None:
+def _is_asleep(samples: Samples) -> bool | None:
     """Whether any data-parallel rank sleeps; None where none tells."""
-    told = [(s.labels.get("sleep_state"), s.value) for s in samples if s.name in _SLEEP]
+    told = [(s.labels.get("sleep_state"), s.value) for s in _named(samples, _SLEEP)]
     marks = [(v == 0) if state == _AWAKE else (v != 0) for state, v in told if state in _STATES]
     return any(marks) if marks else None
 
 
-def _looked_up(samples: list[Sample]) -> float | None:
+def _looked_up(samples: Samples) -> float | None:
     """Prompt tokens looked up: all of a prompt locally, and what is not there at the connector.
 
     Without a local prefix cache all of a prompt is looked up at the connector.
@@ -172,12 +182,15 @@ def _looked_up(samples: list[Sample]) -> float | None:
     return max((count for count in counts if count is not None), default=None)
 
 
-def _external_hits(samples: list[Sample]) -> float | None:
+def _external_hits(samples: Samples) -> float | None:
     """Tokens that a connector brought: as they were in place, in older engines as they were due.
 
     `external_prefix_cache_hits` counts a transfer that never comes, too.
     """
-    came = [s for s in samples if s.labels.get("source") == _EXTERNAL]
+    came = {
+        name: [s for s in samples.get(name, ()) if s.labels.get("source") == _EXTERNAL]
+        for name in _SOURCES
+    }
     in_place = _sum(came, _SOURCES)
     return in_place if in_place is not None else _sum(samples, _EXTERNAL_HITS)
 
@@ -186,12 +199,12 @@ def _whole(value: float | None) -> int | None:
     return None if value is None or value >= MOST else int(value)
 
 
-def _others_kv(samples: list[Sample]) -> list[int | None]:
+def _others_kv(samples: Samples) -> list[int | None]:
     """KV capacity in tokens of an engine that is not vLLM; empty where it tells none."""
-    if stated := [s.value for s in samples if s.name == _KV_TOKENS]:
+    if stated := [s.value for s in samples.get(_KV_TOKENS, ())]:
         return [_whole(max(stated))]
-    sizes = {tuple(s.labels.items()): s.value for s in samples if s.name == _BLOCK_TOKENS}
-    blocks = [(s.value, tuple(s.labels.items())) for s in samples if s.name == _KV_BLOCKS]
+    sizes = {tuple(s.labels.items()): s.value for s in samples.get(_BLOCK_TOKENS, ())}
+    blocks = [(s.value, tuple(s.labels.items())) for s in samples.get(_KV_BLOCKS, ())]
     tokens = [count * sizes[labels] for count, labels in blocks if labels in sizes]
     return [_whole(max(tokens))] if tokens else []
 

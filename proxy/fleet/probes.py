@@ -18,7 +18,7 @@ from proxy.core.fleet.health import FAULT_KINDS, HOLLOW_KINDS, State
 from proxy.core.types import FailureKind
 from proxy.fleet.engine_metrics import parse
 from proxy.fleet.instances import Instances
-from proxy.net.peer_documents import parsed
+from proxy.net.peer_documents import in_turns
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import LIST_BYTES, Upstream, context_lengths, flag_in, model_cards
 from proxy.net.upstream.response_check import KEY_STATUSES, hollow, look_at
@@ -407,7 +407,7 @@ class Probes:
             return
         name, gate = upstream.instance.name, self._instances.router.gate
         was_frozen = gate.is_frozen(name)
-        stats = await parsed(parse, body)
+        stats = await in_turns(parse(body))
         self._instances.observe_report(name, stats, xxhash.xxh3_64_intdigest(body))
         await self._learn_rest(upstream, is_asleep=stats.is_asleep)
         with suppress(UpstreamFailure):

@@ -2,14 +2,14 @@
 
 A parser in C has the interpreter until it is done, in a thread too. So a document that would take
 more than some 5 ms is refused: its brackets, names and values are counted first, as each becomes an
-object. Lines of metrics are parsed one by one; many of them in a thread, which takes turns with the
-event loop.
+object. Lines of metrics are parsed in turns of less than a millisecond, with pauses for the event
+loop. A thread would not do: the loop waits for the interpreter at each event of a socket.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Generator, Iterator
 from typing import Any, TypeVar
 
 import orjson
@@ -17,13 +17,13 @@ import orjson
 from proxy.protocol.streams.parse_cost import is_cheap
 
 T = TypeVar("T")
-LOOP_BYTES = 16 << 10
-"""A longer exposition is parsed in a thread."""
 LINE_BYTES = 4096
 """A longer line is ignored; vLLM's are below 1 KiB."""
-MOST_LINES, MOST_WANTED, WANTED_BYTES = 1 << 15, 4096, 1 << 18
+MOST_LINES, MOST_WANTED, WANTED_BYTES = 1 << 15, 2048, 1 << 18
 """An exposition of more lines is ignored, as are wanted lines after so many lines or bytes. 64
-data-parallel ranks have 200 KB, which take some 20 ms in a thread."""
+data-parallel ranks have 200 KB in 1,000 lines."""
+TURN_BYTES, SKIP_BYTES, PAUSE_S = 4096, 8, 0.002
+"""A pause comes after so many bytes of wanted lines; any other line counts as `SKIP_BYTES`."""
 
 
 class TooMuchError(ValueError):
@@ -37,23 +37,33 @@ def read_json(raw: bytes) -> Any:
     return orjson.loads(raw)
 
 
-def wanted_lines(exposition: bytes, names: tuple[bytes, ...]) -> list[bytes]:
-    """The lines of metrics that begin with one of these names; the last line may be cut."""
+def wanted_lines(exposition: bytes, names: tuple[bytes, ...]) -> Iterator[bytes | None]:
+    """The lines of metrics that begin with one of these names; the last line may be cut.
+
+    None between them is the place for a pause.
+    """
     if exposition.count(b"\n") > MOST_LINES:
-        return []
-    found: list[bytes] = []
-    left = WANTED_BYTES
-    for line in exposition.split(b"\n")[:-1]:
-        if line.startswith(names) and len(line) <= LINE_BYTES:
-            left -= len(line)
-            if left < 0 or len(found) == MOST_WANTED:
-                break
-            found.append(line)
-    return found
+        return
+    start = count = size = spent = 0
+    while (end := exposition.find(b"\n", start)) >= 0:
+        if exposition.startswith(names, start) and end - start <= LINE_BYTES:
+            size, count = size + end - start, count + 1
+            if size > WANTED_BYTES or count > MOST_WANTED:
+                return
+            yield exposition[start:end]
+            spent += end - start
+        start, spent = end + 1, spent + SKIP_BYTES
+        if spent >= TURN_BYTES:
+            spent = 0
+            yield None
 
 
-async def parsed(parse: Callable[[bytes], T], exposition: bytes) -> T:
-    """Parse lines of metrics, in a thread if they are many."""
-    if len(exposition) <= LOOP_BYTES:
-        return parse(exposition)
-    return await asyncio.to_thread(parse, exposition)
+async def in_turns(parse: Generator[None, None, T]) -> T:
+    """The value of a parser that yields where the event loop may go on."""
+    while True:
+        try:
+            next(parse)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+        await asyncio.sleep(PAUSE_S)

@@ -6,11 +6,11 @@ import asyncio
 import inspect
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import orjson
@@ -20,6 +20,7 @@ from proxy.config.options import Settings
 from proxy.core.types import Load
 from replayer.simulator.host import SimFleet
 
+T = TypeVar("T")
 WAIT_S = 30.0
 """Nothing takes this long, on a machine with much else to do either."""
 
@@ -89,6 +90,16 @@ async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
 async def let_out() -> None:
     """Let written bytes be read before a reset, which discards what is still queued."""
     await asyncio.sleep(0.02)  # the kernel tells what is acknowledged, not what was read
+
+
+def at_once(parser: Generator[None, None, T]) -> T:
+    """The value of a parser that offers pauses, without any."""
+    try:
+        while True:
+            next(parser)
+    except StopIteration as done:
+        value: T = done.value
+        return value
 
 
 def words(count: int, seed: str = "w") -> str:

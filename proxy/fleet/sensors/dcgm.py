@@ -9,12 +9,12 @@ shows throttling at once. It is not among the exporter's default counters; witho
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
 from proxy.config.sensors import SensorAt
 from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.sensors.base import MIB, THERMAL_REASONS, SensorError, Source, number, reading
-from proxy.net.peer_documents import parsed, wanted_lines
+from proxy.net.peer_documents import in_turns, wanted_lines
 from proxy.net.upstream.pool import ConnectOptions
 
 _GPU = re.compile(r'(?:^|[,{ ])gpu="(?P<index>[0-9]{1,4})"')
@@ -33,10 +33,13 @@ Series = dict[int, dict[str, float]]
 """Values of the series by the GPU's index."""
 
 
-def parse(text: str) -> Series:
-    """The wanted series of an exposition; other lines, and lines that are cut, are ignored."""
+def parse(exposition: bytes) -> Generator[None, None, Series]:
+    """The wanted series, read in turns; other lines, and lines that are cut, are ignored."""
     found: Series = {}
-    for raw in wanted_lines(text.encode("utf-8", "replace"), _NAMES):
+    for raw in wanted_lines(exposition, _NAMES):
+        if raw is None:
+            yield
+            continue
         line = _LINE.match(raw.decode("utf-8", "replace"))
         if line is None:
             continue
@@ -90,7 +93,7 @@ class Dcgm:
     async def read(self, at_s: float) -> list[GpuReading]:
         """Every GPU of the exporter's host; raises SensorError."""
         body = await self._source.get(self._path)
-        series = await parsed(lambda raw: parse(raw.decode("utf-8", "replace")), body)
+        series = await in_turns(parse(body))
         if not series:
             raise SensorError("its answer has no GPU in it: is this a dcgm-exporter?")
         before, self._before = self._before, series

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,16 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.admission.engine_reports import EngineStats
-from proxy.fleet.engine_metrics import _samples, parse
+from proxy.fleet import engine_metrics
+from proxy.fleet.engine_metrics import _sample
 from proxy.fleet.instances import Instances
-from tests.support.harness import chat, proxied, until
+from tests.support.harness import at_once, chat, proxied, until
+
+
+def parse(exposition: bytes) -> EngineStats:
+    """What is read from an exposition."""
+    return at_once(engine_metrics.parse(exposition))
+
 
 NEW = b"""# HELP vllm:kv_cache_usage_perc KV-cache usage.
 # TYPE vllm:kv_cache_usage_perc gauge
@@ -226,7 +234,8 @@ def test_lines_are_read_as_prometheus_reads_them(
         inner = ",".join(f'{key}="{shown(text)}"' for key, text in labels.items())
         line = f"{name}{{{inner}}} {value}" if labels else f"{name} {value}"
         (family,) = text_string_to_metric_families(line + "\n")
-        (theirs,), (ours,) = family.samples, _samples(line.encode() + b"\n")
+        (theirs,), ours = family.samples, _sample(line)
+        assert ours is not None
         assert (ours.name, dict(ours.labels)) == (theirs.name, theirs.labels)
         assert ours.value == float(theirs.value) or math.isnan(theirs.value)
 
@@ -254,3 +263,18 @@ def test_no_document_takes_long(kind: str) -> None:
     parse(document)
     assert time.thread_time() - begun_s < 0.5
     assert parse(document[: len(document) // 2] + b"\n" + NEW) is not None
+
+
+@pytest.mark.parametrize("kind", HEAVY)
+def test_no_turn_takes_long(kind: str) -> None:
+    """CPU time between two pauses, the worst of a document and the best of three tries."""
+    document = (HEAVY[kind] + b"\n")[:MIB]
+    assert min(max(_turns_s(document)) for _ in range(3)) < 0.005
+
+
+def _turns_s(document: bytes) -> Iterator[float]:
+    begun_s = time.thread_time()
+    for _ in engine_metrics.parse(document):
+        yield time.thread_time() - begun_s
+        begun_s = time.thread_time()
+    yield time.thread_time() - begun_s

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
+from collections.abc import Generator
 
 import orjson
 import pytest
 
 from proxy.net.peer_documents import (
     LINE_BYTES,
-    LOOP_BYTES,
     MOST_LINES,
     MOST_WANTED,
+    SKIP_BYTES,
+    TURN_BYTES,
     WANTED_BYTES,
     TooMuchError,
-    parsed,
+    in_turns,
     read_json,
     wanted_lines,
 )
@@ -48,20 +50,44 @@ def test_what_honest_engines_send_is_read(value: object) -> None:
     assert read_json(orjson.dumps(value)) == value
 
 
+def kept(exposition: bytes) -> list[bytes]:
+    return [line for line in wanted_lines(exposition, (b"a",)) if line is not None]
+
+
 def test_of_lines_only_those_that_are_wanted_and_short_are_kept() -> None:
     long = b"a{" + b"x" * LINE_BYTES + b"} 1"
-    assert wanted_lines(b"a 1\nb 2\n%b\nab 3\na 4" % long, (b"a",)) == [b"a 1", b"ab 3"]
-    assert len(wanted_lines(b"a 1\n" * 10_000, (b"a",))) == MOST_WANTED
-    assert wanted_lines(b"a 1\n" + b"\n" * MOST_LINES, (b"a",)) == []
+    assert kept(b"a 1\nb 2\n%b\nab 3\na 4" % long) == [b"a 1", b"ab 3"]
+    assert len(kept(b"a 1\n" * 10_000)) == MOST_WANTED
+    assert kept(b"a 1\n" + b"\n" * MOST_LINES) == []
     wide = b"a" * LINE_BYTES + b"\n"
-    assert len(wanted_lines(wide * 1000, (b"a",))) == WANTED_BYTES // LINE_BYTES
+    assert len(kept(wide * 1000)) == WANTED_BYTES // LINE_BYTES
 
 
-async def test_a_long_exposition_is_parsed_in_a_thread() -> None:
-    def where(raw: bytes) -> tuple[int, int]:
-        return len(raw), threading.get_ident()
+@pytest.mark.parametrize(
+    "line", [b"a" * LINE_BYTES, b"a" * 100, b"a", b"b", b"b" * LINE_BYTES, b""]
+)
+def test_a_turn_is_short_whatever_its_lines_are(line: bytes) -> None:
+    lines = in_a_turn = 0
+    for found in wanted_lines((line + b"\n") * 1500, (b"a",)):
+        in_a_turn = 0 if found is None else in_a_turn + len(found)
+        lines += found is None
+        assert in_a_turn <= TURN_BYTES + LINE_BYTES
+    assert lines >= 1500 * SKIP_BYTES // TURN_BYTES, "lines that are skipped count too"
 
-    here = threading.get_ident()
-    assert await parsed(where, b"x" * LOOP_BYTES) == (LOOP_BYTES, here)
-    size, there = await parsed(where, b"x" * (LOOP_BYTES + 1))
-    assert (size, there == here) == (LOOP_BYTES + 1, False)
+
+async def test_other_tasks_run_between_the_turns_of_a_parser() -> None:
+    ran: list[str] = []
+
+    def parser() -> Generator[None, None, str]:
+        ran.append("first")
+        yield
+        ran.append("second")
+        return "value"
+
+    async def other() -> None:
+        ran.append("other")
+
+    async with asyncio.TaskGroup() as group:
+        parsing = group.create_task(in_turns(parser()))
+        group.create_task(other())
+    assert (ran, parsing.result()) == (["first", "other", "second"], "value")

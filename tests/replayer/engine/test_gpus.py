@@ -13,6 +13,7 @@ from replayer.engine.engine import Engine
 from replayer.engine.gpus import RATE_S, WarmGpus, plant_options
 from replayer.engine.heat import FirstOrderPlant, HarnessPlant, Plant
 from replayer.engine.types import EngineOptions, Job
+from tests.support.harness import at_once
 
 KV_BYTES = 24 << 30
 
@@ -80,7 +81,7 @@ def test_what_an_exporter_says_is_what_the_sensor_reads() -> None:
     for at in range(32):
         submitted(engine, at / 1000)
     run(engine, gpus, 2.0)
-    first, second = dcgm.readings("n", dcgm.parse(gpus.exposition(2.0)), {}, 2.0)
+    first, second = dcgm.readings("n", at_once(dcgm.parse(gpus.exposition(2.0).encode())), {}, 2.0)
     assert (first.gpu, second.gpu) == ("n:0", "n:1")
     assert first.celsius == round(gpus.plant.gpu_celsius(0))
     assert second.celsius == round(gpus.plant.gpu_celsius(0) + options.hot_celsius)
@@ -88,7 +89,7 @@ def test_what_an_exporter_says_is_what_the_sensor_reads() -> None:
     assert first.watts == pytest.approx(gpus.plant.gpu_watts(0), rel=0.0021)
     assert first.utilization_ratio == pytest.approx(1 - math.exp(-2.0 / RATE_S), abs=0.06)
     assert first.memory_used_bytes == (16 << 30) + KV_BYTES // 2
-    again = dcgm.readings("n", dcgm.parse(gpus.exposition(2.0)), {}, 2.0)
+    again = dcgm.readings("n", at_once(dcgm.parse(gpus.exposition(2.0).encode())), {}, 2.0)
     assert again[0].watts != first.watts, "a meter never says the same twice"
     assert not first.is_slowed
 
@@ -98,7 +99,7 @@ def test_failing_cooling_slows_the_hardware() -> None:
     gpus.warmer_celsius = 60.0
     gpus.observe(0.1)
     gpus.observe(400.0)
-    (reading,) = dcgm.readings("n", dcgm.parse(gpus.exposition(400.0)), {}, 400.0)
+    (reading,) = dcgm.readings("n", at_once(dcgm.parse(gpus.exposition(400.0).encode())), {}, 400.0)
     assert reading.celsius == round(92 + 120 * 0.08)
     assert reading.is_slowed
 

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.thermal.readings import GpuReading
-from proxy.fleet.sensors.dcgm import is_slowed, parse, readings
+from proxy.fleet.sensors import dcgm
+from proxy.fleet.sensors.dcgm import is_slowed, readings
+from tests.support.harness import at_once
 
 LABELS = (
     'gpu="%d",UUID="GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e5%d",pci_bus_id="00000000:1%d:00.0",'
@@ -20,6 +22,11 @@ LABELS = (
 
 def labels(index: int) -> str:
     return LABELS % (index, index, index, index)
+
+
+def parse(text: str) -> dcgm.Series:
+    """The wanted series of an exposition."""
+    return at_once(dcgm.parse(text.encode("utf-8", "replace")))
 
 
 def exposition(reasons: int | None = 0, violation: int = 0) -> str:
