@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from textwrap import dedent
 from typing import BinaryIO
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from proxy import __version__
 from proxy.admin.auth import Denials, Handler, audited
@@ -257,7 +257,7 @@ class Routes:
         owners, routed = self._requests, server.request_handler
 
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-            is_short = request.raw_path in OFFLOADABLE and "Expect" not in request.headers
+            is_short = request.raw_path in OFFLOADABLE and hdrs.EXPECT not in request.headers
             if is_short and request.method == "POST" and isinstance(request, web.Request):
                 return Exchange(owners, request).run()
             return routed(request)

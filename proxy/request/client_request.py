@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import orjson
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from proxy.config.in_force import BodyLimits
 from proxy.core.connectors.base import Edits
@@ -78,7 +78,7 @@ async def read(
     if request.raw_path not in OFFLOADABLE or request.method != "POST":
         _check_path(request, extra_paths)
     content = request.content
-    is_whole = content.is_eof() and "Content-Encoding" not in request.headers
+    is_whole = content.is_eof() and hdrs.CONTENT_ENCODING not in request.headers
     if not is_whole and (request.content_length or 0) > limits.bytes:
         raise _too_large(limits)
     if is_whole:  # nearly all come with their head, and take no room until they are examined
@@ -128,8 +128,8 @@ async def _understood(
     if len(raw) > limits.bytes:
         raise _too_large(limits)
     path = request.raw_path if request.raw_path in OFFLOADABLE else request.path
-    is_ours, is_json = path in OFFLOADABLE, _is_json(request)
-    if not is_json:
+    is_ours = path in OFFLOADABLE
+    if not (is_ours or _is_json(request)):
         found = await examine_form(raw, request.headers.get("Content-Type", ""))
         return Members(raw), found
     if not is_ours and not raw:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from aiohttp import web
-from multidict import CIMultiDict
+from multidict import CIMultiDict, istr
 
 from proxy.config.in_force import OptionsInForce
 from proxy.core.admission.largest_pays import LargestPays
@@ -76,6 +76,7 @@ from proxy.telemetry.requests import RequestTelemetry
 DEFECT = "a defect of the proxy"
 """`error` of a request that ended by an exception that nothing here expects."""
 UNREAD = "the client was cut: it did not read, and others needed the room"
+_SESSION_ID = istr("X-Session-ID")
 _GIANT_BYTES = 1 << 19
 """Freed memory is kept for a while after a body of this size: others may follow."""
 TOKENIZE_S = 0.2
@@ -281,7 +282,7 @@ class Exchange:
     def _note_facts(self, tenant: str | None) -> None:
         found, headers = self.out.found, self.request.headers
         self.facts = self.owners.estimator.facts(found.prompt, headers, found.session, tenant)
-        told = found.fields.get("session_id") or headers.get("X-Session-ID")
+        told = found.fields.get("session_id") or headers.get(_SESSION_ID)
         self._session = told if isinstance(told, str) else ""
         self.owners.router.refine(self.facts, self.owners.clock.now_s())
         self.prompt_bytes, self._media = found.prompt.learnable_bytes, found.prompt.media

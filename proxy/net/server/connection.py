@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy, RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler
@@ -238,13 +238,13 @@ class ClientConnection(SerialHandler):
             return Refusal.METHOD
         if message.path not in OFFLOADABLE and not is_target(message.path):
             return Refusal.TARGET
-        if (host := headers.get("Host", "")) not in _HOSTS.known and not _is_host(host):
+        if (host := headers.get(hdrs.HOST, "")) not in _HOSTS.known and not _is_host(host):
             return Refusal.HOST
         # In HTTP/1.0 an Upgrade is ignored (RFC 9110 7.8).
         is_asked = message.upgrade and message.version is HttpVersion11
-        if is_asked and "websocket" in headers.get("Upgrade", "").lower():
+        if is_asked and "websocket" in headers.get(hdrs.UPGRADE, "").lower():
             return Refusal.UPGRADE
-        return self._expectation(headers) if "Expect" in headers else None
+        return self._expectation(headers) if hdrs.EXPECT in headers else None
 
     def _take_last(self, index: int) -> None:
         """Serve a request for another protocol over HTTP/1.1, as the connection's last one.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import orjson
 from aiohttp import web
-from multidict import CIMultiDict
+from multidict import CIMultiDict, istr
 
 from proxy.core.admission.retry_after import milliseconds
 from proxy.core.fleet.retries import busy_s
@@ -47,7 +47,7 @@ MESSAGES = {
 }
 """Messages of refusals that are not the instances' overload: always a 503."""
 Headers = CIMultiDict[str]
-REQUEST_ID = "X-Request-Id"
+REQUEST_ID = istr("X-Request-Id")
 REASON = "X-Cache-Proxy-Reason"
 ENGINE_ID_DIGITS = 12
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")

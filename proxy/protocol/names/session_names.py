@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from multidict import istr
 from xxhash import xxh3_128_hexdigest
 
 SESSION_HEADERS: Final = (
@@ -24,7 +25,7 @@ SESSION_HEADERS: Final = (
     "X-Dynamo-Session-ID",
 )
 """The headers that name a session, without `--session-headers`."""
-CORRELATION: Final = "X-Correlation-ID"
+CORRELATION: Final = istr("X-Correlation-ID")
 """AIPerf's name of a session; of gateways and meshes it is the name of one request."""
 OF_REQUESTS: Final = frozenset(
     {
@@ -41,9 +42,9 @@ OF_REQUESTS: Final = frozenset(
     }
 )
 """Headers whose ids could be each request's own, in lower case."""
-AGENT: Final = "x-claude-code-agent-id"
-THREAD: Final = "thread-id"
-THREADS_SESSION: Final = ("session-id", "session_id")
+AGENT: Final = istr("x-claude-code-agent-id")
+THREAD: Final = istr("thread-id")
+THREADS_SESSION: Final = (istr("session-id"), istr("session_id"))
 """A thread with another id than the session in these is an agent that works for it."""
 _NAME_CHARS: Final = 128
 _HALVES: Final = re.compile(r"[\ud800-\udfff]")
@@ -61,7 +62,8 @@ class SessionNames:
 
     def __init__(self, given: Sequence[str] | None = None) -> None:
         listed = SESSION_HEADERS if given is None else given
-        self._order = [(header, header.lower() in OF_REQUESTS) for header in listed]
+        # As the mapping compares them: any other name is made lower case at each look-up.
+        self._order = [(istr(header), header.lower() in OF_REQUESTS) for header in listed]
         self._last = CORRELATION if given is None else None
 
     def of(self, headers: Mapping[str, str], in_body: InBody) -> InBody:

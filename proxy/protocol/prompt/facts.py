@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from multidict import istr
 from xxhash import xxh3_64_intdigest
 
 from proxy.core.types import BYTES_PER_TOKEN_PRIOR, MEDIA_PRIOR, UNIT_TOKENS, RequestFacts
@@ -41,6 +42,7 @@ _SAID_BYTES: Final = 256
 _LEAST_SAID: Final = 192
 """Bytes hashed at the end of each message and at the start of the first one, and their least sum:
 fewer are common to many."""
+_USER_AGENT: Final = istr("User-Agent")
 _PROGRAM_CHARS: Final = 64
 MODEL_CHARS: Final = 256
 MOST_VALUES: Final = 1 << 18
@@ -378,7 +380,7 @@ def client_kind(dialect: str, headers: Mapping[str, str]) -> str:
 
     Of `claude-cli/2.1.119 (external, cli)` the program is `claude-cli/2.1.119`.
     """
-    program = headers.get("User-Agent", "").partition(" ")[0][:_PROGRAM_CHARS]
+    program = headers.get(_USER_AGENT, "").partition(" ")[0][:_PROGRAM_CHARS]
     return f"{dialect} {program}"
 
 
