@@ -94,11 +94,11 @@ migration: $(VENV)/.installed-dev
 ## Load with a fault every ten seconds, for SOAK_MINUTES: what is lost, what grows.
 SOAK_MINUTES ?= 30
 soak: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.chaos.soak --minutes $(SOAK_MINUTES)
+	$(BIN)/python -m bench.faults.soak --minutes $(SOAK_MINUTES)
 
 ## Load with hostile requests beside it in every second minute: what the others lose, and wait.
 soak-hostile: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.chaos.soak --minutes $(SOAK_MINUTES) --rate 200 --hostile 0.01
+	$(BIN)/python -m bench.faults.soak --minutes $(SOAK_MINUTES) --rate 200 --hostile 0.01
 
 ## The proxy in front of real vLLM engines on the CPU; VLLM="-k faults" for a part of it.
 test-vllm: $(VENV)/.installed-dev
@@ -124,20 +124,20 @@ docs: $(VENV)/.installed-docs
 
 ## What the proxy costs beside its peers, minutes; BENCH="--quick" for less. See docs/contribute/measuring.md.
 bench: compiled
-	$(BIN)/python -m tests.bench --json .cache/bench/result.json $(BENCH)
+	$(BIN)/python -m bench.cost --json .cache/bench/result.json $(BENCH)
 
 ## What one decision costs, without any network.
 bench-core: compiled
-	$(COMPILED) -m tests.bench.bench_core --json .cache/bench-core.json $(BENCH)
+	$(COMPILED) -m bench.core --json .cache/bench-core.json $(BENCH)
 
 ## What one request costs the whole process but the kernel, and the calls that it makes.
 bench-shell: compiled
-	$(COMPILED) -m tests.bench.bench_shell
+	$(COMPILED) -m bench.shell
 
 ## Routing quality beside other routers, on engines that are not ours: hours, or minutes with
 ## ROUTING="--quick". See docs/contribute/measuring.md.
 bench-routing: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.routing --out .cache/routing/result.json.gz $(ROUTING)
+	$(BIN)/python -m bench.routing --out .cache/routing/result.json.gz $(ROUTING)
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -168,7 +168,7 @@ def test_no_circle_and_no_long_chain(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_no_folder_is_a_crowd(capsys: pytest.CaptureFixture[str]) -> None:
     entries: dict[Path, int] = {}
-    for path in PATHS.values():
+    for path in [*PATHS.values(), *(ROOT / "bench").rglob("*.py")]:
         is_package = path.name == "__init__.py"
         folder = path.parent.parent if is_package else path.parent
         if path.parent != ROOT and folder != ROOT:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import build, upstream
-from tests.bench.peers import Site
-from tests.bench.processes import Children, Cpus, children
-from tests.bench.scenarios import Load, Scenario
-from tests.bench.window import Bench
+from bench.measuring import build, upstream
+from bench.measuring.peers import Site
+from bench.measuring.processes import Children, Cpus, children
+from bench.measuring.scenarios import Load, Scenario
+from bench.measuring.window import Bench
 
 TINY = Scenario("tiny", Load("2k_stream1", 4, 1, warm_s=0.02, window_s=0.05))
 

@@ -19,18 +19,22 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.bench import cli, held
-from tests.bench.build import BenchError
+from bench import held
+from bench.cost import cli
+from bench.cost.result import Result
+from bench.cost.sessions import fill_session_table
+from bench.measuring.build import BenchError
+from bench.measuring.peers import PEERS, MissingError, Peer, Running
+from bench.measuring.processes import HOST, children, is_running
+from bench.measuring.scenarios import SCENARIOS, Load
+from bench.measuring.window import WrongProcessError
 from tests.bench.conftest import TINY, Rig
-from tests.bench.peers import PEERS, MissingError, Peer, Running
-from tests.bench.processes import HOST, children, is_running
-from tests.bench.result import Result
-from tests.bench.scenarios import SCENARIOS, Load
-from tests.bench.sessions import fill_session_table
-from tests.bench.window import WrongProcessError
 from tests.support.waiting import until_true
 
-LOSSY = Peer(command="{bin}/python {here}/lossy_relay.py {port} {urls}", settle_s=0.0)
+LOSSY = Peer(
+    command="{bin}/python " + str(Path(__file__).parent / "lossy_relay.py") + " {port} {urls}",
+    settle_s=0.0,
+)
 OURS = replace(PEERS["ours-interpreted"], settle_s=0.0)
 
 
@@ -203,7 +207,7 @@ def test_the_command_fails_when_it_would_measure_somebody_else(
 ) -> None:
     sleeper = Peer(command="sleep 60", settle_s=0.0)
     with somebody_elses_server() as port:
-        monkeypatch.setattr("tests.bench.peers.free_ports", lambda count: [port] * count)
+        monkeypatch.setattr("bench.measuring.peers.free_ports", lambda count: [port] * count)
         assert run_command(monkeypatch, programs, {"sleeper": sleeper}) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"bench: FAILED: wrong process: port {port} ")

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.bench import cli, tables
-from tests.bench.build import BenchError
-from tests.bench.looplag import buckets, quantile_bound_s
-from tests.bench.result import Result, SessionTable
-from tests.bench.scenarios import SCENARIOS
-from tests.bench.targets import Verdict, verdicts
-from tests.bench.upstream import Counts
-from tests.bench.window import Window, faults, starves
+from bench.cost import cli, tables
+from bench.cost.result import Result, SessionTable
+from bench.cost.targets import Verdict, verdicts
+from bench.measuring.build import BenchError
+from bench.measuring.looplag import buckets, quantile_bound_s
+from bench.measuring.scenarios import SCENARIOS
+from bench.measuring.upstream import Counts
+from bench.measuring.window import Window, faults, starves
 
 
 def window(peer: str, scenario: str, turn: int, **more: Any) -> Window:

@@ -12,9 +12,10 @@ from typing import Any
 import orjson
 import pytest
 
+from bench.faults import black_hole
 from proxy.core.fleet import health
 from proxy.core.types import FailureKind
-from tests.chaos import black_hole, figures
+from tests.chaos import figures
 from tests.chaos.client import Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import ENGINE_SECRET, GOOD, MODEL, Scripted
@@ -441,7 +442,7 @@ async def test_f114_the_holder_of_a_response_dies(rig: Floor, *, is_continued: b
 async def test_f142_one_fails_at_once(
     rig: Floor, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shortened: python -m tests.chaos.black_hole has the times of the real limits."""
+    """Shortened: python -m bench.faults.black_hole has the times of the real limits."""
     for name, seconds in (("CALM_S", 0.2), ("OPEN_S", 0.3), ("TRIED_S", 0.3)):
         monkeypatch.setattr(health, name, seconds)
     found = await black_hole.run(tmp_path, way, seconds=1.0, work_s=0.03, slow_start=0.2)

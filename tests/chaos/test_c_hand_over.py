@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.chaos import black_hole
+from bench.faults import black_hole
 from tests.chaos.client import Connection, Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD, Scripted

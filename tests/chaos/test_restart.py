@@ -13,10 +13,10 @@ from pathlib import Path
 
 import trustme
 
+from bench.faults.restart import BODY, Seen, is_running, pid_of, replace, replaceable, run
 from tests.chaos import figures
 from tests.chaos.client import Connection, connect, request
 from tests.chaos.command import ROOT, Command
-from tests.chaos.restart import BODY, Seen, is_running, pid_of, replace, replaceable, run
 from tests.chaos.rig import Floor
 from tests.chaos.scripted import Scripted
 from tests.support.harness import until

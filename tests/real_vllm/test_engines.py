@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.processes import is_running
+from bench.measuring.processes import is_running
 from tests.real_vllm.engines.fleet import Engine, EngineError, Site, running
 from tests.support.harness import until
 

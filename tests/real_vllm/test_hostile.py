@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import hostile
+from bench.faults import hostile
 from tests.real_vllm.engines.fleet import MODEL
 from tests.real_vllm.rig import ALWAYS, CHAT, Pair, ask, token_ids, words
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import orjson
 import pytest
 
+from bench.measuring.processes import free_ports
 from proxy.core.kvcache.published import PublishedBlocks
 from proxy.fleet import kv_events
-from tests.bench.processes import free_ports
 from tests.real_vllm.conversations import Conversation
 from tests.real_vllm.engines.fleet import (
     BLOCK_TOKENS,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from bench.faults.black_hole import GOOD, WAYS, ends, refuses
 from proxy.core.fleet.health import State
 from proxy.core.fleet.hollow import REFUSALS
-from tests.chaos.black_hole import GOOD, WAYS, ends, refuses
 from tests.chaos.scripted import Scripted
 from tests.support.harness import Script, ServedProxy, chat, plain, says, until
 

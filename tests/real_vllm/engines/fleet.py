@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from tests.bench.processes import free_ports
+from bench.measuring.processes import free_ports
 
 HERE = Path(__file__).parent
 MODEL = "tiny"

@@ -1,0 +1,1 @@
+"""The project's own benchmark: what a proxy costs, side by side with its peers."""

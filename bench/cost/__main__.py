@@ -1,0 +1,7 @@
+"""`python -m bench.cost`."""
+
+import sys
+
+from bench.cost.cli import main
+
+sys.exit(main())

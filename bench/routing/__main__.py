@@ -1,0 +1,7 @@
+"""`python -m bench.routing`."""
+
+import sys
+
+from bench.routing.cli import main
+
+sys.exit(main())

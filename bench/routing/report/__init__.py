@@ -1,0 +1,1 @@
+"""What a run leaves in words: verdicts, tables, the published figures and their chart."""

@@ -1,7 +1,0 @@
-"""`python -m tests.routing`."""
-
-import sys
-
-from tests.routing.cli import main
-
-sys.exit(main())
