@@ -13,6 +13,7 @@ from analysis.report.summary import summarise
 from analysis.report.tables import print_report
 from analysis.runs import RunError, join_proxy_log, read_rows, read_run, rows_of_log
 from proxy.telemetry.record import RequestRecord
+from tests.support.examples import examples
 from tests.support.runs import row
 
 
@@ -115,13 +116,13 @@ RECORD = {"request_id": "a", "outcome": "ok", "route_class": "WARM", **TIMES}
 WRONG = st.dictionaries(st.sampled_from([field.name for field in fields(RequestRecord)]), ANY)
 
 
-@pytest.mark.parametrize("value", [1e308, -1e308, 10**18, 2**64 - 1])
 @pytest.mark.parametrize("name", [field.name for field in fields(RequestRecord)])
-def test_a_number_out_of_range_costs_its_own_row(tmp_path, name, value):
+def test_a_number_out_of_range_costs_its_own_row(tmp_path, name):
     log = tmp_path / "wrong.jsonl"
-    append(log, *[RECORD | {name: value}] * 3, RECORD)
+    huge = [RECORD | {name: value} for value in (1e308, -1e308, 10**18, 2**64 - 1)]
+    append(log, *huge * 3, RECORD)
     rows, skipped = rows_of_log(log)
-    assert 1 <= len(rows) == 4 - skipped
+    assert 1 <= len(rows) == 13 - skipped
     print_report(summarise({}, rows), Console(file=io.StringIO()))
 
 
@@ -151,7 +152,7 @@ def test_a_run_has_a_complaint_about_such_a_row(tmp_path, wrong):
         read_rows(tmp_path / "requests.jsonl")
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(WRONG, max_size=4))
 def test_a_log_of_any_values_makes_a_summary_or_one_line(tmp_path_factory, records):
     log = tmp_path_factory.getbasetemp() / "wrong.jsonl"

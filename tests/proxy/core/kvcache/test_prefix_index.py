@@ -311,7 +311,7 @@ def test_a_full_index_needs_no_more_than_it_claims(
     try:
         ix = PrefixIndex(blocks * BYTES_PER_BLOCK)
         before = tracemalloc.get_traced_memory()[0]
-        for i in range(3 * blocks // length):
+        for i in range(3 * blocks // (2 * length)):
             ix.insert(at[f"i{i % instances}"], [rnd.getrandbits(64) for _ in range(length)])
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
