@@ -33,7 +33,6 @@ ERROR_EVENT = chunk(b'data: {"error":{"message":"KV load failed","code":500}}\n\
 CRASHED = STREAM_HEAD + ERROR_EVENT + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 BUSY = plain(b'{"error":{"message":"The engine is currently busy"}}', "503 Service Unavailable")
 REFUSED = plain(b'{"error":{"message":"boom","code":500}}', "500 Internal Server Error")
-TWO_LENGTHS = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}"
 NO_FRAMING = b"HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: gzip\r\n\r\n{}"
 NO_MODEL = plain(b'{"error":{"message":"The model `sim-8b` does not exist."}}', "404 Not Found")
 BUSY_EVENT = STREAM_HEAD + chunk(b'data: {"error":{"message":"full","code":503}}\n\n')
@@ -69,17 +68,14 @@ class Pair:
 @pytest.mark.parametrize(
     ("name", "bad", "kind"),
     [
-        ("reset before the head", resets(), "reset"),
         ("head, then reset", resets(STREAM_HEAD), "reset"),
         ("head, then clean end", says(STREAM_HEAD + b"0\r\n\r\n"), "reset"),
         ("only a comment, then reset", resets(STREAM_HEAD + chunk(b": hi\n\n")), "reset"),
         ("half an event, then reset", resets(STREAM_HEAD + chunk(b'data: {"ch')), "reset"),
         ("error event first", says(CRASHED), "server_error"),
         ("status 500", says(REFUSED), "server_error"),
-        ("engine is busy", says(BUSY), "busy"),
         ("no first event in time", stalls(STREAM_HEAD), "timeout"),
         ("no head in time", stalls(), "timeout"),
-        ("two lengths", says(TWO_LENGTHS), "malformed"),
         ("no such model", says(NO_MODEL), "no_model"),
         ("busy, said in the stream", says(BUSY_EVENT), "busy"),
     ],
