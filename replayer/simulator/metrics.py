@@ -1,7 +1,8 @@
 """An engine's /metrics, under the names and labels of current vLLM (>= 0.31).
 
 Gauges and counters are read from the model at a scrape, so they cost nothing per step; histograms
-are updated per request. As in vLLM, no success counter counts aborted requests.
+are updated per request, and written out again only then: they are most of the text. As in vLLM, no
+success counter counts aborted requests.
 """
 
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ class EngineMetrics(Collector):
         self.rejected = 0
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        self._histograms = CollectorRegistry()
+        self._histograms_text = b""
         text = "Start time of the process since unix epoch in seconds."
         started = Gauge("process_start_time_seconds", text, registry=self._registry)
         started.set(started_unix_s)
@@ -70,12 +73,14 @@ class EngineMetrics(Collector):
 
     def render(self) -> bytes:
         """Return the exposition text."""
-        return generate_latest(self._registry)
+        self._histograms_text = self._histograms_text or generate_latest(self._histograms)
+        return generate_latest(self._registry) + self._histograms_text
 
     def first_token(self, request: SimRequest) -> None:
         """Observe the time to a request's first token."""
         if request.first_token_s is not None:
             self._ttft.observe(request.first_token_s - request.arrived_s)
+            self._histograms_text = b""
 
     def finished(self, request: SimRequest) -> None:
         """Observe the times and lengths of a request that ended with an answer."""
@@ -84,6 +89,7 @@ class EngineMetrics(Collector):
             return
         if first_s is None or end_s is None:
             return
+        self._histograms_text = b""
         self._e2e.observe(end_s - request.arrived_s)
         self._queue.observe(scheduled_s - request.arrived_s)
         self._prefill.observe(first_s - scheduled_s)
@@ -166,7 +172,7 @@ class EngineMetrics(Collector):
 
     def _histogram(self, name: str, help_: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(
-            f"vllm:{name}", help_, list(self._labels), buckets=buckets, registry=self._registry
+            f"vllm:{name}", help_, list(self._labels), buckets=buckets, registry=self._histograms
         )
         return family.labels(**self._labels)
 

@@ -7,6 +7,8 @@ async def test_metrics_have_vllms_names_and_add_up(http, fleet):
     p, d = fleet.engines
     await post(http, p, CHAT, **prefill_leg())
     await post(http, d, CHAT, **decode_leg(p))
+    async with http.get(d.url + "/metrics") as before:
+        assert "time_to_first_token_seconds_count" in await before.text()
     await post(http, d, CHAT, messages=MESSAGES, max_tokens=5)
     async with http.get(d.url + "/metrics") as answer:
         text = await answer.text()
