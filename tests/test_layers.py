@@ -19,8 +19,8 @@ DIRECTIONS = {
     " | kvcache, connectors, admission.engine_reports, admission.refusals"
     " | latency, lease, thermal | types",
     "replayer": "demo, virtual | replay, simulator | engine, trace, arguments, terminal",
-    "analysis": "cli | regret, elastic | check, league, report, thermal | rivals, runs"
-    " | phases | measures | progress",
+    "analysis": "cli | regret, elastic | check, league, report, thermal | bench, rivals, runs"
+    " | phases | measures",
 }
 """A part imports only from parts on its right, behind a bar; never from a neighbour at a comma."""
 BETWEEN = {

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from analysis.bench.progress import Steps
 from analysis.elastic.experiment import COMPARED, ElasticOptions, run_elastic
 from analysis.elastic.interference import BATCHED_TOKENS, gaps_beside
 from analysis.elastic.readings import READINGS
@@ -17,7 +18,6 @@ from analysis.elastic.real_runs import read_runs
 from analysis.elastic.tables import print_experiment, print_interference, sentence
 from analysis.league.profiles import PROFILES
 from analysis.league.summary import TABLE_WIDTH
-from analysis.progress import Steps
 from replayer.arguments import count, names, not_negative, positive, positive_count, write_json
 from replayer.engine.types import EngineOptions
 from replayer.terminal import Terminal

@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from analysis.bench.progress import changed
 from analysis.elastic.experiment import BASELINE
 from analysis.elastic.interference import (
     BATCHED_TOKENS,
@@ -20,7 +21,6 @@ from analysis.elastic.interference import (
     REAL_OFFLOADED_P99_S,
     Gaps,
 )
-from analysis.progress import changed
 from analysis.rivals.registry import DEFAULT
 
 FOUNDING_SESSIONS = 8

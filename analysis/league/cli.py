@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from analysis.bench.progress import Steps
 from analysis.league import closed
 from analysis.league.figures import write_figures
 from analysis.league.league import League, LeagueOptions, run_league
@@ -17,7 +18,6 @@ from analysis.league.profiles import PROFILES
 from analysis.league.scale import REGIMES, USUAL_HORIZON_S, given_scale
 from analysis.league.summary import TABLE_WIDTH, print_league, summarise
 from analysis.league.verdict import print_verdicts, sentence
-from analysis.progress import Steps
 from analysis.rivals.registry import RIVALS
 from replayer.arguments import count, names, not_negative, positive, positive_count, write_json
 from replayer.terminal import Terminal

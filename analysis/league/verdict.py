@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from analysis.progress import changed
+from analysis.bench.progress import changed
 from analysis.rivals.registry import BASELINE, DEFAULT
 
 Summary = dict[str, Any]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from analysis.bench.progress import Steps
 from analysis.league.profiles import PROFILES
 from analysis.league.scale import REGIMES, USUAL_HORIZON_S, given_scale
 from analysis.league.summary import TABLE_WIDTH
-from analysis.progress import Steps
 from analysis.regret.regret import ORACLES, RegretOptions, compute_regret, document
 from analysis.regret.summary import sentences, summarise_regret
 from analysis.regret.tables import print_regret

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from analysis.progress import Steps, changed, duration
+from analysis.bench.progress import Steps, changed, duration
 
 
 def test_each_finished_run_is_a_line_with_the_time_left():

@@ -1,0 +1,1 @@
+"""What every experiment of `analyze` is made of."""
