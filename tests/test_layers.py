@@ -19,8 +19,8 @@ DIRECTIONS = {
     " | kvcache, connectors, admission.engine_reports, admission.refusals"
     " | latency, lease, thermal | types",
     "replayer": "demo, virtual | replay, simulator | engine, trace, arguments, terminal",
-    "analysis": "cli | regret, elastic | check, league, report, thermal | bench, rivals, runs"
-    " | phases | measures",
+    "analysis": "cli | regret, elastic | check, league, report, thermal"
+    " | bench, rivals, runs | phases | measures",
 }
 """A part imports only from parts on its right, behind a bar; never from a neighbour at a comma."""
 BETWEEN = {
@@ -286,6 +286,7 @@ TESTED_ELSEWHERE = {
     "analysis.regret.outcomes": "test_oracle.py and test_summary.py",
     "analysis.report.cli": "tests/analysis/test_cli.py: report prints the tables",
     "analysis.league.figures": "analysis/league/test_cli.py writes them",
+    "analysis.league.summary": "analysis/league/test_cli.py prints it",
 }
 """Modules without a test file of their name, and where their behaviour is tested."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from analysis.bench.options import flag
+from analysis.bench.runner import Experiment, Result
+from analysis.bench.tables import table as make_table
 from analysis.check.check import Check, Compared, check_run
 from analysis.check.fit import NAMES
-from replayer.arguments import write_json
-from replayer.terminal import Terminal
 
 KS_BOUND = 0.1
 """A simulator's figures are credible up to this KS distance, which is printed beside it."""
@@ -29,33 +31,42 @@ UNITS = {
 }
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.description = (
-        "Fits the engine model to a run's own log, replays the run in virtual time with the same "
-        "router, and compares. Exit status: 0 TTFT p50 and p90 are within the bound, 1 they are "
-        "not, 2 bad input."
-    )
-    add = parser.add_argument
-    add("run", type=Path, help="folder written by the demo: run.json and both request logs")
-    add(
-        "--within",
-        type=_ratio,
-        default=0.15,
-        help="bound on |realised - predicted| / predicted TTFT",
-    )
-    add("--json", type=Path, help="file to write all figures to")
+def _ratio(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 < value < 10.0:
+        raise argparse.ArgumentTypeError(f"must be a ratio > 0, such as 0.15, not {text!r}")
+    return value
 
 
-def run(options: argparse.Namespace, console: Console) -> int:
-    """Check, print, write; returns 0 if TTFT is within the bound."""
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """The options of a check."""
+
+    run: Path = flag(Path, "folder written by the demo: run.json and both request logs", name="")
+    within: float = flag(_ratio, "bound on |realised - predicted| / predicted TTFT", 0.15)
+    json: Path | None = flag(Path, "file to write all figures to", None)
+
+
+def _perform(options: CheckOptions, console: Console) -> Result:
+    """Check and print; the status is 0 if TTFT is within the bound."""
     result = check_run(options.run)
-    print_check(result, options.within, Terminal(width=max(console.width, WIDTH)))
-    if options.json is not None:
-        write_json(options.json, result.document(options.within))
-        console.print(f"written: {options.json}", soft_wrap=True, markup=False)
-    return 0 if result.within(options.within) else 1
+    print_check(result, options.within, console)
+    status = 0 if result.within(options.within) else 1
+    return Result(result.document(options.within), status=status)
+
+
+CHECK = Experiment(
+    CheckOptions,
+    _perform,
+    width=WIDTH,
+    text="Fits the engine model to a run's own log, replays the run in virtual time with the same "
+    "router, and compares. Exit status: 0 TTFT p50 and p90 are within the bound, 1 they are "
+    "not, 2 bad input.",
+)
+declare, run = CHECK.declare, CHECK.run
 
 
 def print_check(result: Check, within: float, console: Console) -> None:
@@ -64,7 +75,11 @@ def print_check(result: Check, within: float, console: Console) -> None:
     if result.time_scale != 1.0:
         head += f" (measured x {result.time_scale:g})"
     console.print(head, highlight=False)
-    table = _table("", "realised", "predicted", "predicted / realised", "range of predictions")
+    table = make_table(
+        None,
+        ["", "realised", "predicted", "predicted / realised", "range of predictions"],
+        boxed=True,
+    )
     for name, rows in (("", result.times), (" as placed", result.as_placed)):
         for one in rows:
             table.add_row(_title(one) + name, *_cells(one, 1e3, ",.1f", " ms"))
@@ -95,7 +110,7 @@ def _schedule_lag(result: Check) -> list[str]:
 
 
 def _constants(result: Check) -> Table:
-    table = _table("constant", "fitted", "engine-sim has", "")
+    table = make_table(None, ["constant", "fitted", "engine-sim has", ""], boxed=True)
     for name in NAMES:
         title, factor, unit = UNITS[name]
         fitted, true = (getattr(of, name) * factor for of in (result.fitted.constants, result.true))
@@ -111,13 +126,6 @@ def _constants(result: Check) -> Table:
     return table
 
 
-def _table(*columns: str) -> Table:
-    table = Table()
-    for at, column in enumerate(columns):
-        table.add_column(column, justify="right" if at else "left", no_wrap=True)
-    return table
-
-
 def _title(one: Compared) -> str:
     name, _, percent = one.name.partition(" ")
     return f"{name.removesuffix('_s').upper()} {percent}"
@@ -128,13 +136,3 @@ def _cells(one: Compared, factor: float, form: str, unit: str) -> list[str]:
     realised, predicted, low, high = (format(value * factor, form) + unit for value in values)
     ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
     return [realised, predicted, ratio, "" if one.low == one.high else f"{low} to {high}"]
-
-
-def _ratio(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 < value < 10.0:
-        raise argparse.ArgumentTypeError(f"must be a ratio > 0, such as 0.15, not {text!r}")
-    return value

@@ -8,26 +8,39 @@ time limit.
 
 from __future__ import annotations
 
+import argparse
 import math
-import multiprocessing
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from analysis.elastic.readings import RULES
+from analysis.bench.options import flag, named
+from analysis.bench.runner import rows_of, workers
+from analysis.bench.stats import percentiles
+from analysis.elastic.readings import READINGS, RULES
 from analysis.league.profiles import PROFILES
 from analysis.league.simulate import run_rival
-from analysis.measures import percentile
 from proxy.core.latency.slo import Slo
 from proxy.core.types import RouteClass
-from replayer.arguments import InputError
+from replayer.arguments import (
+    InputError,
+    count,
+    names,
+    not_negative,
+    positive,
+    positive_count,
+)
 from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import SlotRules, plan_slots
 from replayer.virtual.load import Source, load_source
 from replayer.virtual.requests import VirtualRow, keeps_slo
 
+PERCENTS = (50, 90)
 BASELINE = "never"
 """Sessions stay at home and everything is computed there."""
 COMPARED = (BASELINE, "always", "seed-heuristic", "seed-cost", "cost")
@@ -39,31 +52,58 @@ class ElasticError(InputError):
     """The experiment cannot be run as asked; the text is one line for the user."""
 
 
+SAMPLE = Path(str(files("replayer") / "data" / "agentic_sample.trace.jsonl.gz"))
+
+
+def _sessions(text: str) -> tuple[int, ...]:
+    values = tuple(positive_count(part) for part in names(text))
+    if not values:
+        raise argparse.ArgumentTypeError("must be integers >= 1, comma separated")
+    return values
+
+
 @dataclass(frozen=True, slots=True)
 class ElasticOptions:
     """The options of the experiment; `sessions` is its loads, times are virtual seconds."""
 
-    trace: Path
-    instances: int = 4
-    sessions: tuple[int, ...] = (2, 8, 32)
-    rules: tuple[str, ...] = COMPARED
-    seeds: int = 3
-    first_seed: int = 0
-    think_cap_s: float = 10.0
-    timeout_s: float = 60.0
-    tpot_slo_s: float = 0.05
-    kv_tokens: int = EngineOptions().num_blocks * EngineOptions().block_size
-    jobs: int = 1
-    profile: str = "h100"
+    trace: Path = flag(Path, "trace file with sessions", SAMPLE, name="")
+    profile: str = flag(str, f"one of the league's: {', '.join(PROFILES)}", "h100")
+    instances: int = flag(positive_count, "engines", 4)
+    sessions: tuple[int, ...] = flag(
+        _sessions, "loads: sessions at a time, comma separated", (2, 8, 32)
+    )
+    rules: tuple[str, ...] = flag(
+        names,
+        f"names of the league's policies, or of {', '.join(READINGS)}, comma separated",
+        COMPARED,
+    )
+    seeds: int = flag(positive_count, "runs per rule and load", 3)
+    first_seed: int = flag(count, "lowest of the seeds, which are consecutive", 0)
+    think_cap_s: float = flag(not_negative, "longest pause between two turns, seconds", 10.0)
+    timeout_s: float = flag(
+        positive, "seconds to the first token after which a request fails", 60.0
+    )
+    tpot_slo_s: float = flag(positive, "TPOT target of the router and of goodput, seconds", 0.05)
+    kv_tokens: int = flag(
+        positive_count,
+        "KV of an engine",
+        EngineOptions().num_blocks * EngineOptions().block_size,
+    )
+    jobs: int = flag(positive_count, "worker processes", 1, shown=os.cpu_count() or 1)
+    runs: Sequence[Path] | None = flag(
+        Path,
+        "a finished run of replay --mode sessions, instead of virtual ones; may be repeated",
+        None,
+        name="run",
+        action="append",
+        metavar="DIR",
+    )
+    json: Path | None = flag(Path, "file for all rows", None)
 
     def check(self) -> None:
         """Raise ElasticError for an unknown name, or a fleet in which nothing can be offloaded."""
-        if self.profile not in PROFILES:
-            raise ElasticError(f"--profile: must be of {', '.join(PROFILES)}, not {self.profile}")
-        wrong = [name for name in self.rules if name not in RULES]
-        if wrong or not self.rules:
-            found = wrong[0] if wrong else "nothing"
-            raise ElasticError(f"--rules: must be of {', '.join(RULES)}, not {found}")
+        named("profile", (self.profile,), PROFILES, ElasticError)
+        named("rules", self.rules or ("nothing",), RULES, ElasticError)
         if self.instances < 2:
             raise ElasticError(f"--instances: must be at least 2, not {self.instances}")
 
@@ -191,34 +231,26 @@ def figures(rows: Sequence[Served]) -> dict[str, Any]:
         "requests": len(rows),
         "success_ratio": len(ok) / max(1, len(rows)),
         "goodput_ratio": sum(good) / len(good) if good else None,
-        "ttft_s": _percentiles([math.inf if row.ttft_s is None else row.ttft_s for row in rows]),
-        "ttft_ok_s": _percentiles([row.ttft_s for row in ok if row.ttft_s is not None]),
-        "tpot_s": _percentiles([row.tpot_s for row in ok if row.tpot_s is not None]),
-        "e2e_s": _percentiles([math.inf if row.e2e_s is None else row.e2e_s for row in rows]),
+        "ttft_s": percentiles(
+            [math.inf if row.ttft_s is None else row.ttft_s for row in rows], PERCENTS
+        ),
+        "ttft_ok_s": percentiles([row.ttft_s for row in ok if row.ttft_s is not None], PERCENTS),
+        "tpot_s": percentiles([row.tpot_s for row in ok if row.tpot_s is not None], PERCENTS),
+        "e2e_s": percentiles(
+            [math.inf if row.e2e_s is None else row.e2e_s for row in rows], PERCENTS
+        ),
         "heavy": offloaded + len(stayed),
         "heavy_offloaded": offloaded,
         "heavy_reasons": dict(Counter(stayed).most_common()),
     }
 
 
-def _percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    ordered = sorted(values)
-    found = {f"p{at}": percentile(ordered, at) if ordered else math.inf for at in (50, 90)}
-    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+def _rows(run: tuple[Source, ElasticOptions], task: Task) -> list[dict[str, Any]]:
+    return run_task(*run, task)
 
 
-_run: tuple[Source, ElasticOptions] | None = None
-
-
-def _start_worker(options: ElasticOptions) -> None:
-    global _run  # noqa: PLW0603 - a worker process reads its trace once
-    _run = read_sessions(options), options
-
-
-def _rows(task: Task) -> list[dict[str, Any]]:
-    if _run is None:
-        raise RuntimeError("no trace was read")
-    return run_task(*_run, task)
+def _read_run(options: ElasticOptions) -> tuple[Source, ElasticOptions]:
+    return read_sessions(options), options
 
 
 def run_elastic(
@@ -233,16 +265,6 @@ def run_elastic(
         for sessions in options.sessions
         for seed in range(options.first_seed, options.first_seed + options.seeds)
     ]
-    rows: list[dict[str, Any]] = []
-    if options.jobs == 1:
-        for done, task in enumerate(tasks, start=1):
-            rows += run_task(source, options, task)
-            progress(done, len(tasks))
-        return rows
-    # Spawned, not forked: workers share nothing of this process but the arguments.
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, _start_worker, (options,)) as pool:
-        for done, made in enumerate(pool.imap(_rows, tasks, 1), start=1):
-            rows += made
-            progress(done, len(tasks))
-    return rows
+    with workers(options.jobs, _read_run, options, (source, options)) as compute:
+        rows = rows_of(compute(_rows, tasks), len(tasks), progress)
+    return list(chain.from_iterable(rows))

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from analysis.bench.progress import changed
+from analysis.bench.stats import change
+from analysis.bench.tables import number, table
 from analysis.elastic.experiment import BASELINE
 from analysis.elastic.interference import (
     BATCHED_TOKENS,
@@ -99,18 +100,11 @@ def sentence(rows: Sequence[Summary]) -> str:
     if not both:
         return ""
     ttft, goodput = (
-        changed(_mean([_change(mine[name], base[name]) for mine, base in both]))
+        changed(_mean([change(mine[name], base[name]) for mine, base in both]))
         for name in ("ttft_s.p90", "goodput_ratio")
     )
     over = f" (mean of {len(both)} loads)" if len(both) > 1 else ""
     return f"{ours}: TTFT p90 {ttft} to {BASELINE}, goodput {goodput}{over}"
-
-
-def _change(mine: float, base: float) -> float:
-    """A figure relative to the baseline's, less one; what is infinite in both is equal."""
-    if not (math.isfinite(mine) and math.isfinite(base)):
-        return 0.0 if mine == base else math.copysign(math.inf, mine - base)
-    return mine / base - 1.0 if base else 0.0
 
 
 def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -153,17 +147,10 @@ def print_experiment(rows: Sequence[Summary], console: Console) -> None:
     console.print(_claims_table(summary))
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for at, name in enumerate(columns):
-        shown.add_column(name, justify="right" if at else "left", no_wrap=True)
-    return shown
-
-
 def _load_table(sessions: int, part: Sequence[Summary]) -> Table:
     columns = ["rule", "TTFT p50/p90 s", "to baseline %", "answered p50/p90 s", "TPOT p50/p90 ms"]
     columns += ["E2E p50 s", "answered %", "goodput %", "hit %", "HEAVY", "offloaded %"]
-    shown = _table(f"{sessions} sessions at a time", columns)
+    shown = table(f"{sessions} sessions at a time", columns)
     shown.add_column("HEAVY requests that were not offloaded, %", no_wrap=True)
     base = next((one for one in part if one["rule"] == BASELINE), None)
     for one in part:
@@ -173,12 +160,12 @@ def _load_table(sessions: int, part: Sequence[Summary]) -> Table:
             "/".join(_relative(one, base, f"ttft_s.{at}") for at in ("p50", "p90")),
             _pair(one, "ttft_ok_s", 1.0, 2),
             _pair(one, "tpot_s", 1e3, 1),
-            _number(one["e2e_s.p50"], 2),
-            _number(one["success_ratio"] * 100, 1),
-            _number(one["goodput_ratio"] * 100, 1),
-            _number(one["hit_ratio"] * 100, 1),
+            number(one["e2e_s.p50"], 2),
+            number(one["success_ratio"] * 100, 1),
+            number(one["goodput_ratio"] * 100, 1),
+            number(one["hit_ratio"] * 100, 1),
             str(one["heavy"]),
-            _number(one["offloaded_ratio"] * 100, 0),
+            number(one["offloaded_ratio"] * 100, 0),
             _reasons(one),
         )
     return shown
@@ -188,17 +175,17 @@ def _home_table(summary: Sequence[Summary]) -> Table:
     """The offloaded requests beside the same ones of the baseline; means over requests."""
     columns = ["sessions, rule", "offloaded", "TTFT s", "at home s", "computed tokens", "at home"]
     title = f"Offloaded requests beside the same ones under {BASELINE}, means"
-    shown = _table(title, [*columns, "other requests' TTFT, change ms"])
+    shown = table(title, [*columns, "other requests' TTFT, change ms"])
     for one in summary:
         told = one["beside_home"]
-        number, others = told.get("offloaded", 0), max(1, told.get("others", 1))
-        if number:
+        count, others = told.get("offloaded", 0), max(1, told.get("others", 1))
+        if count:
             shown.add_row(
                 f"{one['sessions']}, {one['rule']}",
-                str(number),
-                *(_number(told[name] / number, 2) for name in ("ttft_s", "ttft_at_home_s")),
-                _number(told["computed_tokens"] / number, 0),
-                _number(told["computed_tokens_at_home"] / number, 0),
+                str(count),
+                *(number(told[name] / count, 2) for name in ("ttft_s", "ttft_at_home_s")),
+                number(told["computed_tokens"] / count, 0),
+                number(told["computed_tokens_at_home"] / count, 0),
                 f"{told['others_later_s'] / others * 1e3:+,.0f}",
             )
     return shown
@@ -207,7 +194,7 @@ def _home_table(summary: Sequence[Summary]) -> Table:
 def _claims_table(summary: Sequence[Summary]) -> Table:
     loads = list(dict.fromkeys(one["sessions"] for one in summary))
     names = [f"{sessions} sessions" for sessions in loads]
-    shown = _table("The founding text's claims", ["", "rule", "claimed", *names])
+    shown = table("The founding text's claims", ["", "rule", "claimed", *names])
     found = {(one["sessions"], one["rule"]): one for one in summary}
     for claim in CLAIMS:
         cells = []
@@ -216,7 +203,7 @@ def _claims_table(summary: Sequence[Summary]) -> Table:
             cells.append(_claim_cell(claim, one, base))
         shown.add_row(claim.what, claim.rule, claim.claimed, *cells)
     shares = [
-        f"{_number(one['offloaded_ratio'] * 100, 0)} % ({regime(sessions)})" if one else "-"
+        f"{number(one['offloaded_ratio'] * 100, 0)} % ({regime(sessions)})" if one else "-"
         for sessions in loads
         for one in [found.get((sessions, HEURISTIC))]
     ]
@@ -228,12 +215,12 @@ def _claim_cell(claim: Claim, one: Summary | None, base: Summary | None) -> str:
     if one is None:
         return "-"
     if claim.absolute:
-        return f"{_number(one[claim.figure] * 100, 1)} %"
+        return f"{number(one[claim.figure] * 100, 1)} %"
     return f"{_relative(one, base, claim.figure)} %" if base is not None else "-"
 
 
 def _pair(one: Summary, name: str, factor: float, digits: int) -> str:
-    return "/".join(_number(one[f"{name}.{at}"] * factor, digits) for at in ("p50", "p90"))
+    return "/".join(number(one[f"{name}.{at}"] * factor, digits) for at in ("p50", "p90"))
 
 
 def _relative(one: Summary, base: Summary | None, name: str) -> str:
@@ -245,15 +232,9 @@ def _relative(one: Summary, base: Summary | None, name: str) -> str:
     return f"{round((mine / theirs - 1) * 100):+d}" if math.isfinite(mine) else "inf"
 
 
-def _number(value: float, digits: int) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{value:,.{digits}f}" if math.isfinite(value) else "inf"
-
-
 def _reasons(one: Summary) -> str:
     heavy = max(1, one["heavy"])
-    shares = {name: round(number / heavy * 100) for name, number in one["heavy_reasons"].items()}
+    shares = {name: round(count / heavy * 100) for name, count in one["heavy_reasons"].items()}
     return ", ".join(f"{name} {share}" for name, share in shares.items() if share)
 
 
@@ -261,12 +242,12 @@ def print_interference(colocated: Gaps, offloaded: Gaps, console: Console) -> No
     """Print the gaps of a stream beside a long prompt, of the model and of real engines."""
     columns = ["", "gap p50 ms", "gap p99 ms", "real vLLM p99 ms", "TTFT of the prompt s"]
     what = f"A stream beside a prompt of {PROMPT_TOKENS:,} tokens, {BATCHED_TOKENS:,} per step"
-    shown = _table(what, columns)
+    shown = table(what, columns)
     for name, gaps, real in (
         ("colocated", colocated, REAL_COLOCATED_P99_S),
         ("offloaded", offloaded, REAL_OFFLOADED_P99_S),
     ):
-        seen = " to ".join(dict.fromkeys(_number(one * 1e3, 1) for one in real))
-        gap_ms = [_number(one * 1e3, 1) for one in (gaps.p50_s, gaps.p99_s)]
-        shown.add_row(name, *gap_ms, seen, _number(gaps.ttft_s, 2))
+        seen = " to ".join(dict.fromkeys(number(one * 1e3, 1) for one in real))
+        gap_ms = [number(one * 1e3, 1) for one in (gaps.p50_s, gaps.p99_s)]
+        shown.add_row(name, *gap_ms, seen, number(gaps.ttft_s, 2))
     console.print(shown)

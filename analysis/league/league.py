@@ -6,20 +6,22 @@ the result does not depend on their number.
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
+from analysis.bench.options import UNSET, flag, named, numbers
+from analysis.bench.runner import Compute, rows_of, workers
 from analysis.league.closed import (
     HORIZON_S,
     KV_TOKENS,
+    LOADS,
     OUTPUT_TOKENS,
     REGIME,
     ClosedLoad,
+    closed_loads,
     closed_source,
 )
 from analysis.league.fleet import EngineFleet, Scale
@@ -30,15 +32,22 @@ from analysis.league.scale import (
     USUAL_HORIZON_S,
     Bench,
     cell_doubt,
+    given_scale,
     scale_work_tokens,
 )
 from analysis.league.simulate import Task, run_task
 from analysis.rivals.registry import BASELINE, RIVALS
-from replayer.arguments import InputError
+from replayer.arguments import (
+    InputError,
+    count,
+    names,
+    not_negative,
+    positive,
+    positive_count,
+)
 from replayer.virtual.arrivals import LoadRules, SlotRules
 from replayer.virtual.load import LeftOut, Source
 
-GC_OBJECTS = 200_000
 Cell = tuple[str, str, float]
 """Regime, perturbation, load."""
 
@@ -47,43 +56,93 @@ class LeagueError(InputError):
     """The league cannot be run as asked; the text is one line for the user."""
 
 
+USUAL_CLOSED: dict[str, Any] = {"instances": 4, "think_cap_s": 10.0, "timeout_s": 300.0}
+"""Defaults of options that differ with `--closed`."""
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    return tuple(RIVALS) if text == "all" else names(text)
+
+
+def _perturbations(text: str) -> tuple[str, ...]:
+    return tuple(PERTURBATIONS) if names(text) == ("all",) else names(text)
+
+
 @dataclass(frozen=True, slots=True)
 class LeagueOptions:
-    """The options of a league; times in virtual seconds."""
+    """The options of a league; times in virtual seconds.
 
-    trace: Path
-    instances: int = 8
-    loads: tuple[float, ...] = (0.5, 0.8, 1.0)
-    policies: tuple[str, ...] = tuple(RIVALS)
-    seeds: int = 3
-    first_seed: int = 0
-    regimes: tuple[str, ...] = tuple(REGIMES)
-    perturbations: tuple[str, ...] = ("none",)
-    horizon_s: float | None = USUAL_HORIZON_S
-    """None: by the trace."""
-    think_cap_s: float = 60.0
-    timeout_s: float = 60.0
-    jobs: int = 1
-    given: Scale | None = None
-    """A scale of an earlier run, instead of a search for the scales of `regimes`."""
-    profile: str = "h100"
-    closed: tuple[ClosedLoad, ...] = ()
-    """Closed loops instead of loads at a rate, on engines with `kv_tokens` of KV."""
-    kv_tokens: int = KV_TOKENS
-    migration_limit: int = 0
-    """The proxy's `--migration-limit`."""
+    `horizon_s` None: by the trace. `given`: a scale of an earlier run, instead of a search for the
+    scales of `regimes`. `closed`: closed loops instead of loads at a rate.
+    """
+
+    trace: Path = flag(Path, "trace file, as for replay", name="")
+    profile: str = flag(str, f"engines and network: {', '.join(PROFILES)}", "h100")
+    instances: int = flag(positive_count, "engines (default: 8, with --closed 4)", 8, shown=UNSET)
+    loads: tuple[float, ...] = flag(
+        numbers,
+        "loads, as parts of the saturation rate, comma separated",
+        (0.5, 0.8, 1.0),
+        name="load",
+    )
+    policies: tuple[str, ...] = flag(
+        _policies, f"all, or names from {', '.join(RIVALS)}", tuple(RIVALS), shown="all"
+    )
+    seeds: int = flag(positive_count, "runs per policy and load", 3)
+    first_seed: int = flag(count, "lowest of the seeds, which are consecutive", 0)
+    regimes: tuple[str, ...] = flag(
+        names, "working set: fits the fleet's KV, or exceeds it", tuple(REGIMES), name="regime"
+    )
+    given: Scale | None = flag(
+        given_scale,
+        "RATE:KV instead of --regime: load 1.0 and KV tokens per engine",
+        None,
+        name="scale",
+    )
+    closed: tuple[ClosedLoad, ...] = flag(
+        closed_loads,
+        "closed loop instead of --load, --regime and --perturb: "
+        f"{', '.join(LOADS)}, or SESSIONS/UNITS (at a time and in total), comma separated",
+        (),
+    )
+    kv_tokens: int = flag(positive_count, "with --closed: KV of an engine", KV_TOKENS)
+    perturbations: tuple[str, ...] = flag(
+        _perturbations,
+        f"names from {', '.join(PERTURBATIONS)}, or all",
+        ("none",),
+        name="perturb",
+    )
+    migration_limit: int = flag(
+        count, "as the proxy's --migration-limit: most migrations of a started stream", 0
+    )
+    horizon_s: float | None = flag(
+        positive,
+        f"virtual seconds of load (default: {USUAL_HORIZON_S:g}, less for a short trace)",
+        None,
+        shown=UNSET,
+    )
+    think_cap_s: float = flag(
+        not_negative,
+        "longest pause between two turns, seconds (default: 60, with --closed 10)",
+        60.0,
+        shown=UNSET,
+    )
+    timeout_s: float = flag(
+        positive,
+        "seconds to the first token after which a request fails (default: 60, with --closed 300)",
+        60.0,
+        shown=UNSET,
+    )
+    jobs: int = flag(positive_count, "worker processes", 1, shown=os.cpu_count() or 1)
+    json: Path | None = flag(Path, "file for all rows", None)
+    figures: Path | None = flag(Path, "folder for a figure per load", None)
 
     def check(self) -> None:
         """Raise LeagueError for an unknown name, or engines too small for any request."""
-        for option, names, known in (
-            ("policies", self.policies, RIVALS.keys()),
-            ("regime", self.regimes, REGIMES.keys()),
-            ("perturb", self.perturbations, PERTURBATIONS.keys()),
-            ("profile", (self.profile,), PROFILES.keys()),
-        ):
-            wrong = [name for name in names if name not in known]
-            if wrong:
-                raise LeagueError(f"--{option}: must be of {', '.join(known)}, not {wrong[0]}")
+        named("policies", self.policies, RIVALS, LeagueError)
+        named("regime", self.regimes, REGIMES, LeagueError)
+        named("perturb", self.perturbations, PERTURBATIONS, LeagueError)
+        named("profile", (self.profile,), PROFILES, LeagueError)
         if self.closed and self.kv_tokens <= OUTPUT_TOKENS:
             raise LeagueError(
                 f"--kv-tokens: must be more than an answer's {OUTPUT_TOKENS}, not {self.kv_tokens}"
@@ -97,36 +156,14 @@ class LeagueOptions:
         return PROFILES[self.profile].read(self.trace, self.timeout_s, kv_tokens)
 
 
-_source: Source | None = None
-
-
-def _start_worker(options: LeagueOptions) -> None:
-    global _source  # noqa: PLW0603 - a worker process reads its trace once
-    _source = options.load()
-    # A run makes few cycles, and many objects that live to its end: saves a tenth of the time.
-    gc.freeze()
-    gc.set_threshold(GC_OBJECTS, 50, 100)
-
-
-def _scale(job: tuple[str, LeagueOptions]) -> Scale:
+def _scale(source: Source, job: tuple[str, LeagueOptions]) -> Scale:
     regime, options = job
-    return REGIMES[regime](_bench(options))
+    return REGIMES[regime](_bench(source, options))
 
 
-def _bench(options: LeagueOptions) -> Bench:
+def _bench(source: Source, options: LeagueOptions) -> Bench:
     rules = LoadRules(1.0, options.horizon_s or 0.0, think_cap_s=options.think_cap_s)
-    profile = PROFILES[options.profile]
-    return Bench(_read(), options.instances, rules, options.timeout_s, profile)
-
-
-def _row(task: Task) -> dict[str, Any]:
-    return run_task(_read(), task)
-
-
-def _read() -> Source:
-    if _source is None:
-        raise RuntimeError("no trace was read")
-    return _source
+    return Bench(source, options.instances, rules, options.timeout_s, PROFILES[options.profile])
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,47 +218,45 @@ def run_league(
 ) -> League:
     """Find the scales, then compute every row; `say` is told what is done without rows."""
     options.check()
-    _start_worker(options)
+    source = options.load()
     if options.horizon_s is None:
-        horizon_s = _bench(options).usual_horizon_s()
+        horizon_s = _bench(source, options).usual_horizon_s()
         if horizon_s < USUAL_HORIZON_S and not options.closed:
             say(f"--horizon {horizon_s:.3g}: the trace is short")
         options = replace(options, horizon_s=horizon_s)
-    # Spawned, not forked: workers share nothing of this process but the arguments.
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, _start_worker, (options,)) as pool:
+    with workers(options.jobs, LeagueOptions.load, options, source) as compute:
         scales: list[Scale] = []
         if options.closed:
-            tasks = list(_closed_tasks(options))
+            tasks = list(_closed_tasks(source, options))
         else:
-            scales = list(_scales(options, pool, say))
-            tasks = [task for scale in scales for task in _tasks(options, scale)]
-        rows = []
-        for row in pool.imap(_row, tasks, 1):
-            rows.append(row)
-            progress(len(rows), len(tasks))
-    return League(scales, rows, _read().left_out, _doubts(options, scales, rows), options)
+            scales = list(_scales(options, compute, say))
+            tasks = [task for scale in scales for task in _tasks(source, options, scale)]
+        rows = rows_of(compute(run_task, tasks), len(tasks), progress)
+    doubts = _doubts(source, options, scales, rows)
+    return League(scales, rows, source.left_out, doubts, options)
 
 
-def _scales(options: LeagueOptions, pool: Pool, say: Callable[[str], None]) -> Iterator[Scale]:
+def _scales(
+    options: LeagueOptions, compute: Compute, say: Callable[[str], None]
+) -> Iterator[Scale]:
     """Yield the scale that was given, or one for each regime, searched for side by side."""
     if options.given is not None:
         yield options.given
         return
     say(f"looking for the load that {options.instances} engines take: {', '.join(options.regimes)}")
-    for scale in pool.imap(_scale, [(regime, options) for regime in options.regimes], 1):
+    for scale in compute(_scale, [(regime, options) for regime in options.regimes]):
         say(f"load 1.0 of {scale.regime} is {scale.rate:.3g} session starts per second")
         yield scale
 
 
 def _doubts(
-    options: LeagueOptions, scales: list[Scale], rows: list[dict[str, Any]]
+    source: Source, options: LeagueOptions, scales: list[Scale], rows: list[dict[str, Any]]
 ) -> dict[Cell, str]:
     """Doubts about each cell; perturbed cells and closed loops make no claim."""
     tokens = {}
     for one in scales:
         rules = LoadRules(one.rate, options.horizon_s or 0.0, think_cap_s=options.think_cap_s)
-        tokens[one.regime] = scale_work_tokens(_read(), rules)
+        tokens[one.regime] = scale_work_tokens(source, rules)
     cells: dict[Cell, list[dict[str, Any]]] = {}
     for row in rows:
         if row["perturb"] == "none" and row["regime"] in tokens:
@@ -237,15 +272,17 @@ def _seeds(options: LeagueOptions) -> range:
     return range(options.first_seed, options.first_seed + options.seeds)
 
 
-def _fleet(options: LeagueOptions, kv_tokens: float, horizon_s: float) -> EngineFleet:
+def _fleet(
+    source: Source, options: LeagueOptions, kv_tokens: float, horizon_s: float
+) -> EngineFleet:
     profile = PROFILES[options.profile]
-    made = profile.fleet(_read(), options.instances, kv_tokens, options.timeout_s, horizon_s)
+    made = profile.fleet(source, options.instances, kv_tokens, options.timeout_s, horizon_s)
     return replace(made, migration_limit=options.migration_limit)
 
 
-def _tasks(options: LeagueOptions, scale: Scale) -> Iterator[Task]:
+def _tasks(source: Source, options: LeagueOptions, scale: Scale) -> Iterator[Task]:
     horizon_s = options.horizon_s or 0.0
-    usual = _fleet(options, scale.kv_tokens, horizon_s)
+    usual = _fleet(source, options, scale.kv_tokens, horizon_s)
     for load in options.loads:
         for seed in _seeds(options):
             rules = LoadRules(load * scale.rate, horizon_s, seed, options.think_cap_s)
@@ -255,8 +292,8 @@ def _tasks(options: LeagueOptions, scale: Scale) -> Iterator[Task]:
                     yield Task(policy, load, scale.regime, perturb, changed, fleet)
 
 
-def _closed_tasks(options: LeagueOptions) -> Iterator[Task]:
-    fleet = _fleet(options, options.kv_tokens, HORIZON_S)
+def _closed_tasks(source: Source, options: LeagueOptions) -> Iterator[Task]:
+    fleet = _fleet(source, options, options.kv_tokens, HORIZON_S)
     for load in options.closed:
         for seed in _seeds(options):
             rules = SlotRules(load.sessions, load.units, seed, options.think_cap_s)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.bench.stats import spread
 from analysis.league.fleet import EngineFleet
 from analysis.rivals.registry import RIVALS, Rival
 from proxy.core.placement.decision import Decide
@@ -126,9 +127,9 @@ def figures(
     warm_s = WARM_UP_RATIO * horizon_s if is_open else 0.0
     rows = [row for row, one in zip(run.rows, planned, strict=True) if one.due_s >= warm_s]
     ok = [row for row in rows if row.outcome == "ok"]
-    ttft_s = sorted(_ttft_s(row) for row in rows)
-    tpot_s = sorted(row.tpot_s for row in ok if row.tpot_s is not None)
-    e2e_s = sorted(math.inf if row.e2e_s is None else row.e2e_s for row in rows)
+    ttft_s = [_ttft_s(row) for row in rows]
+    tpot_s = [row.tpot_s for row in ok if row.tpot_s is not None]
+    e2e_s = [math.inf if row.e2e_s is None else row.e2e_s for row in rows]
     prompt = sum(row.prompt_tokens for row in run.rows if row.ttft_s is not None)
     computed = sum(row.computed_tokens for row in run.rows if row.ttft_s is not None)
     by_arrival = sorted(run.rows, key=lambda row: row.arrival_s)
@@ -189,7 +190,7 @@ def ttft_error(rows: Sequence[VirtualRow]) -> dict[str, float | None]:
         for row in rows
         if row.ttft_s and row.predicted_ttft_s is not None and not (row.rejects or row.retries)
     ]
-    return spread(sorted(found), (50, 90))
+    return spread(found, (50, 90))
 
 
 def work_done_ratio(
@@ -206,20 +207,6 @@ def work_done_ratio(
         if row.end_s is not None and row.end_s <= horizon_s
     )
     return done / max(1, sum(one.turn.work_tokens for one in planned))
-
-
-def spread(ordered: Sequence[float], percents: Sequence[int]) -> dict[str, float | None]:
-    """Return nearest-rank percentiles and the mean of sorted values; None if infinite or empty."""
-    found: dict[str, float | None] = {}
-    for percent in percents:
-        at = max(0, math.ceil(percent / 100 * len(ordered)) - 1)
-        found[f"p{percent}"] = _finite(ordered[at]) if ordered else None
-    found["mean"] = _finite(sum(ordered) / len(ordered)) if ordered else None
-    return found
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def working_set_tokens(rows: Sequence[VirtualRow], horizon_s: float) -> float:

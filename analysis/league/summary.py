@@ -7,17 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
+from analysis.bench.stats import mean_and_interval
+from analysis.bench.tables import number, table
 from analysis.league.fleet import Scale
 from analysis.rivals.registry import BASELINE
-
-TABLE_WIDTH = 210
-RESAMPLES = 1000
-INTERVAL_PERCENT = 95
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -46,17 +41,6 @@ def _get(row: dict[str, Any], name: str) -> float:
     for part in name.split("."):
         value = value[part]
     return math.inf if value is None else float(value)
-
-
-def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean and its percentile bootstrap interval; infinite if any value is."""
-    found = np.asarray(values, dtype=float)
-    if not np.isfinite(found).all():
-        return math.inf, float(found.min()), math.inf
-    draws = np.random.default_rng(0).choice(found, size=(RESAMPLES, len(found))).mean(axis=1)
-    tail = (100 - INTERVAL_PERCENT) / 2
-    low, high = np.percentile(draws, [tail, 100 - tail])
-    return float(found.mean()), float(low), float(high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +104,7 @@ def print_league(
         title = f"{regime}, load {load:g}" + ("" if perturb == "none" else f", {perturb}")
         if doubt := doubts.get((regime, perturb, load)):
             title += f" ! {doubt}"
-        shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        shown.add_column("policy", no_wrap=True)
-        for column in COLUMNS:
-            shown.add_column(column.title, justify="right", no_wrap=True)
+        shown = table(title, ["policy", *(column.title for column in COLUMNS)])
         for one in summary:
             if (one["regime"], one["perturb"], one["load"]) == (regime, perturb, load):
                 shown.add_row(one["policy"], *(_cell(one, column) for column in COLUMNS))
@@ -131,12 +112,10 @@ def print_league(
 
 
 def _cell(one: dict[str, Any], column: Column) -> str:
-    text = "/".join(_shown(one[name][0], column) for name in column.figures)
+    text = "/".join(number(one[name][0], column.digits, column.factor) for name in column.figures)
     mean, low, high = one[column.figures[0]]
     if column.interval and math.isfinite(mean) and high > low:
-        text += f" [{_shown(low, column)}-{_shown(high, column)}]"
+        text += (
+            " [" + "-".join(number(one, column.digits, column.factor) for one in (low, high)) + "]"
+        )
     return text
-
-
-def _shown(value: float, column: Column) -> str:
-    return f"{value * column.factor:,.{column.digits}f}" if math.isfinite(value) else "inf"

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from analysis.bench.progress import changed
+from analysis.bench.stats import change
+from analysis.bench.tables import table
 from analysis.rivals.registry import BASELINE, DEFAULT
 
 Summary = dict[str, Any]
@@ -98,17 +98,15 @@ def print_verdicts(
     found = verdicts(summary)
     if not found:
         return
-    shown = Table(
-        title=f"{DEFAULT} (the default) to the best of each cell, and to the baseline {BASELINE}",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
+    shown = table(
+        f"{DEFAULT} (the default) to the best of each cell, and to the baseline {BASELINE}",
+        [
+            *("cell", "goodput %", "best", "gap", "TTFT p90 s", "best", "gap"),
+            *(f"{name}\nto baseline" for name in ("TTFT p50", "TTFT p90", "TPOT p90", "makespan")),
+            "failed",
+        ],
+        left=7,
     )
-    for title in ("cell", "goodput %", "best", "gap", "TTFT p90 s", "best", "gap"):
-        shown.add_column(title, no_wrap=True)
-    for title in ("TTFT p50", "TTFT p90", "TPOT p90", "makespan"):
-        shown.add_column(f"{title}\nto baseline", no_wrap=True, justify="right")
-    shown.add_column("failed", no_wrap=True, justify="right")
     for one in found:
         shown.add_row(*_cells(one, doubted))
     console.print(shown)
@@ -148,7 +146,4 @@ def _percent(gap: float) -> str:
 
 
 def _gap(ours: Summary, other: Summary, name: str) -> float:
-    mine, theirs = ours[name][0], other[name][0]
-    if not (math.isfinite(mine) and math.isfinite(theirs)):
-        return 0.0 if mine == theirs else math.copysign(math.inf, mine - theirs)
-    return float(mine / theirs - 1.0) if theirs else 0.0
+    return change(ours[name][0], other[name][0])

@@ -16,6 +16,7 @@ J = mean e2e + 10 s * (share of requests that miss the SLO), over all requests o
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +24,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from analysis.bench.options import UNSET, flag, named
 from analysis.league.fleet import EngineFleet, Scale
 from analysis.league.profiles import PROFILES
-from analysis.league.scale import REGIMES, USUAL_HORIZON_S, Bench
+from analysis.league.scale import REGIMES, USUAL_HORIZON_S, Bench, given_scale
 from analysis.league.simulate import figures, make_rule, run_policy, setting
 from analysis.regret.branching import BranchingFleet, Terms, objective_s
 from analysis.regret.oracle import Mode, Probe
@@ -36,7 +38,7 @@ from analysis.rivals.registry import BASELINE, RIVALS
 from proxy.core.latency.slo import Slo
 from proxy.core.placement.policies import POLICIES
 from proxy.core.routing.router import Router
-from replayer.arguments import InputError
+from replayer.arguments import InputError, names, positive
 from replayer.virtual.arrivals import LoadRules, Planned, plan
 from replayer.virtual.load import Source
 from replayer.virtual.requests import VirtualRun, WayNoise
@@ -51,41 +53,58 @@ class RegretError(InputError):
     """The regret cannot be computed as asked; the text is one line for the user."""
 
 
+def _horizon(text: str) -> float:
+    return math.inf if text == "end" else positive(text.removesuffix("s"))
+
+
 @dataclass(frozen=True, slots=True)
 class RegretOptions:
-    """The options of a regret; times in virtual seconds."""
+    """The options of a regret; times in virtual seconds. `load_horizon_s` None: by the trace."""
 
-    trace: Path
-    oracle: str = "rollout"
-    instances: int = 4
-    load: float = 0.8
-    policies: tuple[str, ...] = ("cost", BASELINE)
-    seeds: int = 3
-    first_seed: int = 0
-    regimes: tuple[str, ...] = tuple(REGIMES)
-    decisions: int = 30
-    repeats: int = 8
-    futures: int = 4
-    horizon_s: float = 60.0
-    load_horizon_s: float | None = USUAL_HORIZON_S
-    think_cap_s: float = 60.0
-    timeout_s: float = 60.0
-    tpot_slo_s: float = Slo().tpot_s
-    jobs: int = 1
-    given: Scale | None = None
-    profile: str = "h100"
+    trace: Path = flag(Path, "trace file, as for replay", name="")
+    oracle: str = flag(
+        str,
+        "rollout: every action; places: only actions without an offload",
+        "rollout",
+        choices=ORACLES,
+    )
+    profile: str = flag(str, f"one of the league's: {', '.join(PROFILES)}", "h100")
+    instances: int = flag(int, "engines", 4)
+    load: float = flag(positive, "load, as a part of the saturation rate", 0.8)
+    policies: tuple[str, ...] = flag(
+        names, "names of the league's policies, comma separated", ("cost", BASELINE)
+    )
+    seeds: int = flag(int, "runs per policy", 3)
+    first_seed: int = flag(int, "lowest of the seeds, which are consecutive", 0)
+    decisions: int = flag(int, "HEAVY decisions examined per seed", 30)
+    repeats: int = flag(int, "repetitions of a policy's own run, with noise", 8)
+    futures: int = flag(int, "resampled futures per action; 1: the real one", 4)
+    horizon_s: float = flag(_horizon, "how far a future goes: end, or seconds", 60.0)
+    regimes: tuple[str, ...] = flag(
+        names, "the working set fits or exceeds", tuple(REGIMES), name="regime"
+    )
+    given: Scale | None = flag(
+        given_scale, "RATE:KV instead of --regime, as of the league", None, name="scale"
+    )
+    load_horizon_s: float | None = flag(
+        positive,
+        f"virtual seconds of load (default: {USUAL_HORIZON_S:g}, less for a short trace)",
+        None,
+        shown=UNSET,
+    )
+    think_cap_s: float = flag(positive, "longest pause between turns, seconds", 60.0)
+    timeout_s: float = flag(
+        positive, "seconds to the first token after which a request fails", 60.0
+    )
+    tpot_slo_s: float = flag(positive, "TPOT target of the router and of J, seconds", Slo().tpot_s)
+    jobs: int = flag(int, "worker processes", 1, shown=os.cpu_count() or 1)
+    json: Path | None = flag(Path, "file for summary, runs and decisions", None)
 
     def check(self) -> None:
         """Raise RegretError for an unknown name or a number out of range."""
-        for option, names, known in (
-            ("policies", self.policies, RIVALS.keys()),
-            ("regime", self.regimes, REGIMES.keys()),
-            ("profile", (self.profile,), PROFILES.keys()),
-        ):
-            wrong = [name for name in names if name not in known]
-            if wrong or not names:
-                found = wrong[0] if wrong else "nothing"
-                raise RegretError(f"--{option}: must be of {', '.join(known)}, not {found}")
+        named("policies", self.policies or ("nothing",), RIVALS, RegretError)
+        named("regime", self.regimes or ("nothing",), REGIMES, RegretError)
+        named("profile", (self.profile,), PROFILES, RegretError)
         for option, value, least in (
             ("instances", self.instances, 2),
             ("seeds", self.seeds, 1),

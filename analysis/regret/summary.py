@@ -18,8 +18,8 @@ from math import fsum, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
+from analysis.bench.stats import mean_and_interval
 from analysis.league.fleet import Scale
-from analysis.league.summary import mean_and_interval
 from analysis.regret.outcomes import JudgedDecision, RegretRun
 
 WORST = 20

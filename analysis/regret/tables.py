@@ -9,10 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from analysis.bench.tables import say, table
 from analysis.regret.actions import Action, View
 from analysis.regret.outcomes import JudgedDecision
 from analysis.regret.summary import Regret, summarise_regret, worst
@@ -98,27 +98,21 @@ def print_regret(regret: Regret, policies: Sequence[str], console: Console) -> N
             _print_worst(regret, one, console)
 
 
-def _table(title: str, *columns: str) -> Table:
-    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    made.add_column(columns[0], no_wrap=True)
-    for column in columns[1:]:
-        made.add_column(column, justify="right", no_wrap=True)
-    return made
-
-
 def _regrets(part: list[dict[str, Any]]) -> Table:
-    made = _table(
+    made = table(
         "Regret",
-        "policy",
-        "J s",
-        "oracle J s",
-        "mean regret %",
-        "own %",
-        "noise floor %",
-        "decisions",
-        "gap %",
-        "held out %",
-        "gap's floor %",
+        [
+            "policy",
+            "J s",
+            "oracle J s",
+            "mean regret %",
+            "own %",
+            "noise floor %",
+            "decisions",
+            "gap %",
+            "held out %",
+            "gap's floor %",
+        ],
     )
     for one in part:
         made.add_row(
@@ -138,7 +132,7 @@ def _regrets(part: list[dict[str, Any]]) -> Table:
 
 def _chance(part: list[dict[str, Any]]) -> Table:
     """Tabulate what of the regret is left when luck is taken out of it."""
-    made = _table("Regret beside chance", "policy", "above floor %", "repeated %", "error %")
+    made = table("Regret beside chance", ["policy", "above floor %", "repeated %", "error %"])
     for one in part:
         error = one["standard_error"]
         made.add_row(
@@ -153,7 +147,7 @@ def _chance(part: list[dict[str, Any]]) -> Table:
 def _gains(part: list[dict[str, Any]]) -> Table:
     """Tabulate TTFT without and with the oracle, and its change against the baseline."""
     base = next((one["ttft_s"] for one in part if one["policy"] == BASELINE), None)
-    made = _table(f"TTFT p50/p90 s, and change against {BASELINE}", "run", "TTFT", "change %")
+    made = table(f"TTFT p50/p90 s, and change against {BASELINE}", ["run", "TTFT", "change %"])
     for one in part:
         for name, key in (("", "ttft_s"), ("rollout over ", "ttft_s_own_rollout")):
             made.add_row(name + one["policy"], _pair(one[key]), _change(one[key], base))
@@ -163,14 +157,9 @@ def _gains(part: list[dict[str, Any]]) -> Table:
 def _misses(one: dict[str, Any]) -> Table:
     mix = ", ".join(f"{kind} {n}" for kind, n in sorted(one["mix"].items()))
     best = ", ".join(f"{kind} {n}" for kind, n in sorted(one["oracle_mix"].items()))
-    made = _table(
+    made = table(
         f"{one['policy']} did: {mix or 'nothing'}; the oracle: {best or 'nothing'}",
-        "did",
-        "better",
-        "decisions",
-        "sum of gaps s",
-        "own TTFT s",
-        "held out %",
+        ["did", "better", "decisions", "sum of gaps s", "own TTFT s", "held out %"],
     )
     for kind in one["missed"]:
         made.add_row(
@@ -189,7 +178,7 @@ def _print_worst(regret: Regret, one: dict[str, Any], console: Console) -> None:
     console.print(f"{one['policy']}: the {len(found)} worst decisions", markup=False)
     for number, (seed, decision) in enumerate(found, start=1):
         line = f"{number:2}. {explain(seed, decision)}"
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        say(console, line)
 
 
 def _interval(found: dict[str, float] | None, factor: float = 1.0) -> str:

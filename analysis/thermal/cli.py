@@ -1,13 +1,14 @@
 """`analyze thermal`: its options and its run."""
 
-import argparse
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from analysis.bench.options import UNSET, flag
+from analysis.bench.runner import Experiment, Result
 from analysis.thermal import harness
 from analysis.thermal.scenarios import SCENARIOS, SETTLED_CELSIUS, try_scenario
 from analysis.thermal.tables import (
@@ -20,55 +21,52 @@ from analysis.thermal.tables import (
 )
 from proxy.core.thermal.laws import LAWS
 from proxy.core.thermal.options import ThermalOptions, from_mapping
-from replayer.arguments import InputError, count, names, positive_count, write_json
-from replayer.terminal import Terminal
+from replayer.arguments import InputError, count, names, positive_count
 
 TABLE_WIDTH = 140
 LEAST_SECONDS = 30
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    add = parser.add_argument
-    add(
-        "--plant",
+@dataclass(frozen=True, slots=True)
+class ThermalRuns:
+    """The options of the command; `scenario` and `law` are names, or all."""
+
+    plant: str = flag(
+        str,
+        "the plant: power to temperature, or the founding document's harness with its load",
+        "first-order",
         choices=("first-order", "harness"),
-        default="first-order",
-        help="the plant: power to temperature, or the founding document's harness with its load",
     )
-    add("--scenario", type=names, default="all", help=f"all, or names from {', '.join(SCENARIOS)}")
-    add("--law", type=names, default="power", help=f"all, or names from {', '.join(LAWS)}")
-    add("--thermal", type=Path, metavar="CONFIG", help="TOML file with options of thermal control")
-    add("--seeds", type=positive_count, default=3, help="runs per scenario and law")
-    add("--first-seed", type=count, default=0, help="lowest of the seeds, which are consecutive")
-    add(
-        "--seconds",
-        type=positive_count,
-        default=argparse.SUPPRESS,
-        help=f"virtual seconds (default: 600, with --plant harness {harness.SECONDS})",
+    scenario: tuple[str, ...] = flag(names, f"all, or names from {', '.join(SCENARIOS)}", ("all",))
+    law: tuple[str, ...] = flag(names, f"all, or names from {', '.join(LAWS)}", ("power",))
+    thermal: Path | None = flag(
+        Path, "TOML file with options of thermal control", None, metavar="CONFIG"
     )
-    add("--json", type=Path, help="file for all rows")
-    add("--figures", type=Path, help="folder for a figure per scenario")
+    seeds: int = flag(positive_count, "runs per scenario and law", 3)
+    first_seed: int = flag(count, "lowest of the seeds, which are consecutive", 0)
+    seconds: int | None = flag(
+        positive_count,
+        f"virtual seconds (default: 600, with --plant harness {harness.SECONDS})",
+        None,
+        shown=UNSET,
+    )
+    json: Path | None = flag(Path, "file for all rows", None)
+    figures: Path | None = flag(Path, "folder for a figure per scenario", None)
 
 
-def run(options: argparse.Namespace, console: Console) -> int:
-    """Run, print and write."""
-    wide = Terminal(width=max(console.width, TABLE_WIDTH))
+def _perform(options: ThermalRuns, console: Console) -> Result:
     laws = _known(options.law, tuple(LAWS), "--law")
-    rows, written = (_harness if options.plant == "harness" else _scenarios)(options, laws, wide)
-    if options.json is not None:
-        write_json(options.json, rows)
-        written.append(str(options.json))
-    for one in written:
-        console.print(f"written: {one}", soft_wrap=True, markup=False)
-    return 0
+    run_plant = _harness if options.plant == "harness" else _scenarios
+    rows, written = run_plant(options, laws, console)
+    return Result(rows, figures=lambda: written)
 
 
-Result = tuple[list[dict[str, Any]], list[str]]
+THERMAL = Experiment(ThermalRuns, _perform, width=TABLE_WIDTH)
+declare, run = THERMAL.declare, THERMAL.run
+Rows = tuple[list[dict[str, Any]], list[str]]
 
 
-def _scenarios(options: argparse.Namespace, laws: tuple[str, ...], console: Console) -> Result:
+def _scenarios(options: ThermalRuns, laws: tuple[str, ...], console: Console) -> Rows:
     chosen = _known(options.scenario, tuple(SCENARIOS), "--scenario")
     thermal = _options(options.thermal, ThermalOptions())
     rows, written = [], []
@@ -93,8 +91,8 @@ def _scenarios(options: argparse.Namespace, laws: tuple[str, ...], console: Cons
     return rows, written
 
 
-def _harness(options: argparse.Namespace, laws: tuple[str, ...], console: Console) -> Result:
-    if options.scenario != "all" and options.scenario != ("all",):
+def _harness(options: ThermalRuns, laws: tuple[str, ...], console: Console) -> Rows:
+    if options.scenario != ("all",):
         raise InputError("--scenario is for --plant first-order; the harness has its own load")
     thermal = _options(options.thermal, harness.OURS)
     seconds = _seconds(options, harness.SECONDS)
@@ -116,15 +114,14 @@ def _harness(options: argparse.Namespace, laws: tuple[str, ...], console: Consol
     return rows, written
 
 
-def _seconds(options: argparse.Namespace, usual: int) -> int:
-    seconds = int(getattr(options, "seconds", usual))
+def _seconds(options: ThermalRuns, usual: int) -> int:
+    seconds = usual if options.seconds is None else options.seconds
     if seconds < LEAST_SECONDS:
         raise InputError(f"--seconds must be at least {LEAST_SECONDS}, not {seconds}")
     return seconds
 
 
-def _known(given: tuple[str, ...] | str, known: tuple[str, ...], option: str) -> tuple[str, ...]:
-    chosen = names(given) if isinstance(given, str) else given
+def _known(chosen: tuple[str, ...], known: tuple[str, ...], option: str) -> tuple[str, ...]:
     if chosen == ("all",):
         return known
     wrong = [name for name in chosen if name not in known]

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
+from analysis.bench.tables import table
 from analysis.thermal.harness import HOT_CELSIUS, RECORDED, HarnessSecond
 from analysis.thermal.scenarios import SETTLED_CELSIUS
 from replayer.virtual.heated import HeatedSecond
@@ -52,19 +51,11 @@ def print_scenarios(
     )
     for name in dict.fromkeys(row["scenario"] for row in rows):
         part = [row for row in rows if row["scenario"] == name]
-        table = Table(
-            title=f"{name}: {part[0]['what']}",
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-        )
-        table.add_column("law", no_wrap=True)
-        for title, *_rest in COLUMNS:
-            table.add_column(title, justify="right", no_wrap=True)
+        made = table(f"{name}: {part[0]['what']}", ["law", *(title for title, *_rest in COLUMNS)])
         for law in dict.fromkeys(row["law"] for row in part):
             same = [row for row in part if row["law"] == law]
-            table.add_row(law, *(_mean(same, *column[1:]) for column in COLUMNS))
-        console.print(table)
+            made.add_row(law, *(_mean(same, *column[1:]) for column in COLUMNS))
+        console.print(made)
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str, factor: float, digits: int) -> str:
@@ -80,19 +71,16 @@ def print_harness(rows: Sequence[Mapping[str, Any]], seconds: int, console: Cons
         f"modelled values. {NOT_VALIDATED}",
         soft_wrap=True,
     )
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("control", no_wrap=True)
-    for title, *_rest in HARNESS_COLUMNS:
-        table.add_column(title, justify="right", no_wrap=True)
+    made = table(None, ["control", *(title for title, *_rest in HARNESS_COLUMNS)])
     for name, recorded in zip(HARNESS_NAMES, RECORDED, strict=True):
         shown = [_mean([recorded], *column[1:]) for column in HARNESS_COLUMNS]
-        table.add_row(f"{name}, as it prints it (180 s)", *shown)
+        made.add_row(f"{name}, as it prints it (180 s)", *shown)
     for row in rows:
         name = {"none": HARNESS_NAMES[0], "harness": HARNESS_NAMES[1]}.get(
             row["law"], f"ours, law {row['law']}"
         )
-        table.add_row(name, *(_mean([row], *column[1:]) for column in HARNESS_COLUMNS))
-    console.print(table)
+        made.add_row(name, *(_mean([row], *column[1:]) for column in HARNESS_COLUMNS))
+    console.print(made)
 
 
 Line = Sequence[tuple[float, float]]

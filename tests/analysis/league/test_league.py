@@ -53,5 +53,6 @@ def test_a_worker_computes_what_this_process_computes() -> None:
         seeds=1,
         horizon_s=60.0,
         given=Scale("given", 300_000, 0.1, 0.0),
+        jobs=2,
     )
     assert run_league(options, lambda _n, _of: None).rows == [here]

@@ -1,21 +1,14 @@
 """One policy on one load, and its figures."""
 
-import math
-
 import pytest
 
 from analysis.league.fleet import EngineFleet, engines
-from analysis.league.simulate import figures, run_policy, spread, working_set_tokens
+from analysis.league.simulate import figures, run_policy, working_set_tokens
 from replayer.virtual.arrivals import plan
 from replayer.virtual.load import load_source
 from replayer.virtual.requests import VirtualRow
 from tests.support.league import RULES
 from tests.support.traces import SAMPLE
-
-
-def test_percentiles_are_nearest_rank_and_failures_infinite() -> None:
-    assert spread([1.0, 2.0, 3.0, math.inf], (50, 90)) == {"p50": 2.0, "p90": None, "mean": None}
-    assert spread([], (50,)) == {"p50": None, "mean": None}
 
 
 def test_a_context_counts_from_its_request_to_the_next() -> None:

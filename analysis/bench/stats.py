@@ -1,0 +1,48 @@
+"""Statistics of experiments: percentiles, means over seeds with intervals, relative changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from analysis.measures import percentile
+
+RESAMPLES = 1000
+INTERVAL_PERCENT = 95
+
+
+def percentiles(values: Sequence[float], percents: Sequence[int]) -> dict[str, float | None]:
+    """Return nearest-rank percentiles by name; None if infinite or empty."""
+    ordered = sorted(values)
+    return {f"p{at}": finite(percentile(ordered, at)) if ordered else None for at in percents}
+
+
+def spread(values: Sequence[float], percents: Sequence[int]) -> dict[str, float | None]:
+    """Return nearest-rank percentiles and the mean; None if infinite or empty."""
+    mean = finite(sum(sorted(values)) / len(values)) if values else None
+    return {**percentiles(values, percents), "mean": mean}
+
+
+def finite(value: float) -> float | None:
+    """Return the value, or None if it is infinite."""
+    return value if math.isfinite(value) else None
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean and its percentile bootstrap interval; infinite if any value is."""
+    found = np.asarray(values, dtype=float)
+    if not np.isfinite(found).all():
+        return math.inf, float(found.min()), math.inf
+    draws = np.random.default_rng(0).choice(found, size=(RESAMPLES, len(found))).mean(axis=1)
+    tail = (100 - INTERVAL_PERCENT) / 2
+    low, high = np.percentile(draws, [tail, 100 - tail])
+    return float(found.mean()), float(low), float(high)
+
+
+def change(mine: float, base: float) -> float:
+    """Return a figure relative to another, less one; what is infinite in both is equal."""
+    if not (math.isfinite(mine) and math.isfinite(base)):
+        return 0.0 if mine == base else math.copysign(math.inf, mine - base)
+    return float(mine / base - 1.0) if base else 0.0
