@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ Task = TypeVar("Task")
 Row = TypeVar("Row")
 State = TypeVar("State")
 GC_OBJECTS = 200_000
+CHECK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,24 @@ class Compute(Protocol):
 _state: Any = None
 
 
-def _start(load: Callable[[Any], Any], options: Any) -> None:
+def _start(load: Callable[[Any], Any], options: Any, parent: int) -> None:
     global _state  # noqa: PLW0603 - a worker process reads its trace once
+    _exit_with(parent)
     _state = load(options)
     # A run makes few cycles, and many objects that live to its end: saves a tenth of the time.
     gc.freeze()
     gc.set_threshold(GC_OBJECTS, 50, 100)
+
+
+def _exit_with(parent: int) -> None:
+    """Exit within a second of the parent's end, even if that was killed. Forks have no timer."""
+
+    def check(*_signal: object) -> None:
+        if os.getppid() != parent:
+            os._exit(1)
+
+    signal.signal(signal.SIGALRM, check)
+    signal.setitimer(signal.ITIMER_REAL, CHECK_S, CHECK_S)
 
 
 def _compute(job: tuple[Callable[[Any, Any], Any], Any]) -> Any:
@@ -103,20 +117,27 @@ def _compute(job: tuple[Callable[[Any, Any], Any], Any]) -> Any:
 
 @contextmanager
 def workers(
-    jobs: int, load: Callable[[Options], State], options: Options, here: State
+    jobs: int,
+    load: Callable[[Options], State],
+    options: Options,
+    here: State,
+    *,
+    apart: bool = False,
 ) -> Iterator[Compute]:
     """Start processes that share nothing but `load(options)`, which each does for itself.
 
     One job is done in this process, with the state `here`. Rows do not depend on the number.
+    `apart`: each task in a new process, even with one job. Tasks that fork need it: the time of a
+    fork grows with the mapped memory, and this process may have loaded pandas and plotly.
     """
     # A worker outlives a parent that a signal kills, but not a parent that exits.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    if jobs == 1:
+    if jobs == 1 and not apart:
         yield lambda function, tasks: (function(here, task) for task in tasks)
         return
     # Spawned, not forked: workers share nothing of this process but the arguments.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, _start, (load, options)) as pool:
+    with context.Pool(jobs, _start, (load, options, os.getpid()), 1 if apart else None) as pool:
         yield lambda function, tasks: pool.imap(_compute, [(function, one) for one in tasks], 1)
 
 

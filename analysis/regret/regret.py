@@ -19,12 +19,12 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from analysis.bench.options import UNSET, flag, named
+from analysis.bench.runner import rows_of, workers
 from analysis.league.fleet import EngineFleet, Scale
 from analysis.league.profiles import PROFILES
 from analysis.league.scale import REGIMES, USUAL_HORIZON_S, Bench, given_scale
@@ -33,7 +33,6 @@ from analysis.regret.branching import BranchingFleet, Terms, objective_s
 from analysis.regret.oracle import Mode, Probe
 from analysis.regret.outcomes import RegretRun
 from analysis.regret.summary import Regret, summarise_regret
-from analysis.regret.worker import call
 from analysis.rivals.registry import BASELINE, RIVALS
 from proxy.core.latency.slo import Slo
 from proxy.core.placement.policies import POLICIES
@@ -116,6 +115,11 @@ class RegretOptions:
         ):
             if value < least:
                 raise RegretError(f"--{option}: must be at least {least}, not {value}")
+
+    def read(self) -> Source:
+        """Read the trace, as far as engines can serve it."""
+        kv_tokens = self.given.kv_tokens if self.given is not None else None
+        return PROFILES[self.profile].read(self.trace, self.timeout_s, kv_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,30 +214,31 @@ def compute_regret(
     Returns also the options with the horizon of the load. `say` is told what is done without runs.
     """
     options.check()
-    profile = PROFILES[options.profile]
-    kv_tokens = options.given.kv_tokens if options.given is not None else None
-    source = profile.read(options.trace, options.timeout_s, kv_tokens)
+    source = options.read()
     if options.load_horizon_s is None:
-        bench = Bench(source, options.instances, _unit_rules(options), options.timeout_s, profile)
-        horizon_s = bench.usual_horizon_s()
+        horizon_s = _bench(source, options).usual_horizon_s()
         if horizon_s < USUAL_HORIZON_S:
             say(f"--load-horizon {horizon_s:.3g}: the trace is short")
         options = replace(options, load_horizon_s=horizon_s)
-    with ThreadPoolExecutor(options.jobs) as pool:
+    with workers(options.jobs, RegretOptions.read, options, source, apart=True) as compute:
         if options.given is not None:
             scales = [options.given]
         else:
-            bench = Bench(
-                source, options.instances, _unit_rules(options), options.timeout_s, profile
-            )
             say(f"looking for the load that {options.instances} engines take")
-            scales = list(pool.map(lambda name: call(REGIMES[name], bench), options.regimes))
+            scales = list(compute(_scale, [(regime, options) for regime in options.regimes]))
         tasks = [task for scale in scales for task in _tasks(options, scale, source)]
-        runs = []
-        for run in pool.map(lambda task: call(run_regret, source, task), tasks):
-            runs.append(run)
-            progress(len(runs), len(tasks))
+        runs = rows_of(compute(run_regret, tasks), len(tasks), progress)
     return Regret(scales, runs), options
+
+
+def _scale(source: Source, job: tuple[str, RegretOptions]) -> Scale:
+    regime, options = job
+    return REGIMES[regime](_bench(source, options))
+
+
+def _bench(source: Source, options: RegretOptions) -> Bench:
+    profile = PROFILES[options.profile]
+    return Bench(source, options.instances, _unit_rules(options), options.timeout_s, profile)
 
 
 def _unit_rules(options: RegretOptions) -> LoadRules:
