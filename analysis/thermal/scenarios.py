@@ -6,10 +6,12 @@ simulator shows any of this: not hardware validated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from analysis.measures import percentile
 from proxy.core.thermal.controller import Controller
 from proxy.core.thermal.options import ThermalOptions
 from replayer.engine.heat import FirstOrderPlant, PlantOptions, SensorFaults, Sensors
@@ -21,7 +23,6 @@ from replayer.virtual.heated import (
     HeatedSecond,
     LoadPhase,
     peak_celsius,
-    percentile,
     seconds_above,
     throughput_tps,
 )
@@ -145,6 +146,7 @@ def figures(tried: Tried, options: ThermalOptions, settles_from_s: float) -> dic
     late = [one.ttft_s for one in run.requests if one.ttft_s is not None]
     # What has no first token by the end has waited at least that long.
     late += [seconds_all - one.arrived_s for one in run.requests if one.ttft_s is None]
+    late.sort()
     return {
         "law": "none" if controller is None else options.law,
         "peak_celsius": peak_celsius(run),
@@ -153,8 +155,8 @@ def figures(tried: Tried, options: ThermalOptions, settles_from_s: float) -> dic
         "overshoots": overshoots(run.seconds, target),
         "directions": 0 if controller is None else controller.oscillations,
         "throughput_tps": throughput_tps(run),
-        "ttft_p50_s": percentile(late, 50),
-        "ttft_p99_s": percentile(late, 99),
+        "ttft_p50_s": percentile(late, 50) if late else math.inf,
+        "ttft_p99_s": percentile(late, 99) if late else math.inf,
         "ended": len(ok),
         "requests": len(run.requests),
         "evictions": run.evictions,

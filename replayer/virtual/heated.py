@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from proxy.core.thermal.controller import Controller
@@ -283,11 +282,3 @@ def peak_celsius(run: HeatedRun) -> float:
 def throughput_tps(run: HeatedRun) -> float:
     """Generated tokens per second over the whole run."""
     return sum([second.generated_tokens for second in run.seconds]) / len(run.seconds)
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which so many percent lie; infinite for none."""
-    ordered = sorted(values)
-    if not ordered:
-        return math.inf
-    return ordered[min(len(ordered) - 1, math.floor(len(ordered) * percent / 100))]
