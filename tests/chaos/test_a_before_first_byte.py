@@ -612,6 +612,42 @@ async def test_f161_some_engines_fail_one_clients_requests(rig: Floor, way: str)
         assert all_up(r)
 
 
+@pytest.mark.parametrize("way", ["resets", "500", "garbage"])
+async def test_f167_one_clients_poison_beside_anothers_flake(rig: Floor, way: str) -> None:
+    """Every engine is in doubt, and its trial is slow: it decides nothing for a while."""
+    tried, flaked, engines = asyncio.Event(), dict[bytes, Scripted](), list[Scripted]()
+
+    def engine() -> Scripted:
+        made = Scripted()
+
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            body = made.bodies[-1]
+            if b'"prompt":"1"' in body:
+                await tried.wait()
+            is_bad = b"belladonna" in body
+            is_bad |= b"flake" in body and flaked.setdefault(body[:120], made) is made
+            await ((FAILS_WAYS | BROKEN_WAYS)[way] if is_bad else says(ANSWER))(reader, writer)
+
+        made.scripts = [script]
+        return made
+
+    engines += [engine() for _ in range(4)]
+    async with rig(engines, flow=False, api_key=KEYS, **SLOW_PROBES) as r:
+        for i in range(6):
+            asked = [r.ask(f"belladonna {i} {n}", headers=THREE_KEYS["mallory"]) for n in range(4)]
+            for got in await asyncio.gather(*asked):
+                assert got.status in (500, 502)
+        statuses = []
+        for i in range(12):
+            who = THREE_KEYS["alice" if i % 2 else "bob"]
+            statuses.append((await r.ask(f"flake {i}", headers=who)).status)
+            for n in range(4):
+                await r.ask(f"belladonna again {i} {n}", headers=THREE_KEYS["mallory"])
+        tried.set()
+        assert (statuses, len(flaked)) == ([200] * 12, 12)
+        assert all_up(r)
+
+
 @pytest.mark.parametrize("way", ["resets", "truncated"])
 async def test_f163_bad_requests_beside_a_failure(rig: Floor, way: str) -> None:
     engine = Scripted()

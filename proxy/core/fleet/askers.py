@@ -29,6 +29,52 @@ KEPT_S: Final = 300.0
 """Seconds after which a client's failures are forgotten."""
 
 
+DOUBTS: Final = 5
+"""Failures that nobody has judged which say that an instance may fail at everything."""
+AGREED: Final = 2
+"""How many of them have to be other clients' than the one that has most."""
+
+
+class Unjudged:
+    """Failures since an instance last worked that no other one's answer has judged, by client."""
+
+    __slots__ = ("_by_client", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._by_client: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_client)
+
+    def failed(self, client: str) -> None:
+        """A client's request failed. Where the table is full, several say so."""
+        self.count += 1
+        if client in self._by_client or len(self._by_client) < MOST:
+            self._by_client[client] = self._by_client.get(client, 0) + 1
+
+    def judged(self, client: str) -> None:
+        """Another instance has served a client's request that failed."""
+        own = self._by_client.pop(client, 0)
+        if own > 1:
+            self._by_client[client] = own - 1
+        if own or self.count > sum(self._by_client.values()):
+            self.count -= 1
+
+    def are_enough(self, client: str) -> bool:
+        """Whether a client's further failure would say nothing: by its own, or as several agree."""
+        if self.count < DOUBTS:
+            return False
+        if self._by_client.get(client, 0) >= DOUBTS:
+            return True
+        return self.count - max(self._by_client.values(), default=0) >= AGREED
+
+    def clear(self) -> None:
+        """It works."""
+        self.count = 0
+        self._by_client.clear()
+
+
 @dataclass(slots=True)
 class _Part:
     """One client's part of failures; `first_s`, `last_s`: of those since it was last away."""

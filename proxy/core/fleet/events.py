@@ -65,13 +65,13 @@ class InstanceEvents:
             return None
         return self._changed(member, member.health.failed(kind, error, now_s), now_s)
 
-    def doubted(self, name: str, kind: FailureKind, error: str, now_s: float) -> None:
+    def doubted(self, name: str, client: str, kind: FailureKind, error: str, now_s: float) -> None:
         """A client's request failed on the instance: its own fault, or the request's.
 
         Called once per request and instance.
         """
         if (member := self._fleet.get(name)) is not None:
-            member.health.doubted(kind, error, now_s)
+            member.health.doubted(client, kind, error, now_s)
 
     def judged(
         self, name: str, client: str, kind: FailureKind, error: str, now_s: float

@@ -20,8 +20,10 @@ probes and bad answers count all the same.
 Busy answers and clients' errors are not failures. A caller counts an instance once per request of a
 client, so that no single one can open a breaker. What fails on an accepted connection is a doubt at
 first (`DOUBT_KINDS`), since the request itself may cause it wherever it runs. `DOUBTS` in a row
-that nobody has judged make a trial due, which decides. Where another instance has served that
-request it is judged: it makes a trial due, and is a failure once a second client has had the same.
+that nobody has judged make a trial due, which decides. Until then they keep repetitions away: those
+of the client that has them, and all others' once two have some (core.fleet.askers). Where another
+instance has served that request it is judged: it makes a trial due, and is a failure once a second
+client has had the same.
 So one client's requests alone cannot eject an instance that works. They keep that client away from
 it (core.fleet.askers). So it is with hollow answers, whatever their status (core.fleet.hollow), and
 with broken ones (core.fleet.broken). A client's error ends no doubt, as it needs no model.
@@ -40,7 +42,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from proxy.core.fleet.askers import Askers
+from proxy.core.fleet.askers import DOUBTS, Askers, Unjudged
 from proxy.core.fleet.broken import Broken
 from proxy.core.fleet.hollow import Hollow
 from proxy.core.types import FailureKind
@@ -53,7 +55,6 @@ MUTE_S = 5.0
 RISE = 2
 CONNECTS = 3
 FAULTS = 5
-DOUBTS = 5
 DOUBT_TRIAL_S = 1.0
 """Seconds between two trials of an instance in doubt, at least."""
 MOST_UNDECIDED = 3
@@ -141,8 +142,8 @@ class Health:
     probes: int = 0
     answers: int = 0
     """Clients' requests that it has answered."""
-    doubts: int = 0
-    """Failures of DOUBT_KINDS since it last worked that no other instance's answer has judged."""
+    unjudged: Unjudged = field(default_factory=Unjudged)
+    """Its failures of DOUBT_KINDS."""
     hollow: Hollow = field(default_factory=Hollow)
     """Its hollow answers."""
     broken: Broken = field(default_factory=Broken)
@@ -208,12 +209,12 @@ class Health:
     @property
     def is_doubted(self) -> bool:
         """Whether a trial has to say if it still works: it only fails lately, for all one sees."""
-        return self.is_failing or self.broken.is_open
+        is_failing = self.unjudged.count >= DOUBTS or self.hollow.doubts > 0
+        return is_failing or self.broken.is_open
 
-    @property
-    def is_failing(self) -> bool:
-        """Whether that is so for requests that could be repeated elsewhere."""
-        return self.doubts >= DOUBTS or self.hollow.doubts > 0
+    def is_failing_for(self, client: str) -> bool:
+        """Whether that is so for a client's requests that could be repeated elsewhere."""
+        return self.unjudged.are_enough(client) or self.hollow.doubts > 0
 
     def hollow_weight(self, now_s: float) -> float:
         """Doubt by its hollow answers, 0 to 1.
@@ -230,7 +231,7 @@ class Health:
     @property
     def is_only_hollow(self) -> bool:
         """Whether it is up, and in doubt for hollow answers alone."""
-        return self.is_up and self.doubts < DOUBTS and not self.broken.cuts
+        return self.is_up and self.unjudged.count < DOUBTS and not self.broken.cuts
 
     def probe_due(self, now_s: float) -> bool:
         """Whether to probe now; an instance that begins to change is probed at the next tick."""
@@ -301,12 +302,12 @@ class Health:
             self._faults.clear()
         return self._return(now_s) if self._open_until_s is None else None
 
-    def doubted(self, kind: FailureKind, error: str, now_s: float) -> None:
+    def doubted(self, client: str, kind: FailureKind, error: str, now_s: float) -> None:
         """A client's request failed here, in one of DOUBT_KINDS; it may be the cause itself."""
         self._note(error, now_s)
         is_late = kind in UNDECIDED_KINDS
         if self.rest is None or not is_late:
-            self.doubts += 1
+            self.unjudged.failed(client)
             self._late += is_late
 
     def judged(self, client: str, kind: FailureKind, error: str, now_s: float) -> bool:
@@ -314,7 +315,7 @@ class Health:
 
         Requests without a name may be anybody's, so each of them counts.
         """
-        self.doubts = max(0, self.doubts - 1)
+        self.unjudged.judged(client)
         if kind in UNDECIDED_KINDS:
             self._late = max(0, self._late - 1)
         return self.broke(client, kind, error, now_s) or not client
@@ -381,7 +382,8 @@ class Health:
         if not is_served:
             self._end_of_late()
             return
-        self.doubts = self._late = 0
+        self._late = 0
+        self.unjudged.clear()
         if self.has_failed_lately and self.is_up:
             self._end_of_late()
             self._faults.clear()
@@ -405,7 +407,7 @@ class Health:
             return False
         if self.is_up:
             is_rested = now_s - self._doubt_trial_s >= DOUBT_TRIAL_S * 2.0**self._undecided
-            is_due = self.doubts >= DOUBTS or self.hollow.is_trial_due(now_s)
+            is_due = self.unjudged.count >= DOUBTS or self.hollow.is_trial_due(now_s)
             is_due = is_due or self.broken.is_trial_due(now_s)
             return is_due and is_rested and self._is_calm(now_s)
         open_until_s = self._open_until_s
@@ -428,7 +430,8 @@ class Health:
                 self._undecided = min(self._undecided + 1, MOST_UNDECIDED)
                 self.askers.goes_on(now_s)
                 return None
-            self.doubts = self._late = self._undecided = 0
+            self._late = self._undecided = 0
+            self.unjudged.clear()
             self.broken.clear()
             self._open(now_s)
             return self._leave(Change.OPENED, now_s)
@@ -441,7 +444,8 @@ class Health:
 
         `is_blind`: with an error, as its peers answer it too.
         """
-        self.doubts = self._late = self._undecided = 0
+        self._late = self._undecided = 0
+        self.unjudged.clear()
         self.hollow.passed(is_blind=is_blind)
         self.broken.passed(now_s)
         if self.is_up or not self.trial_due(now_s):
@@ -452,7 +456,8 @@ class Health:
     def renew(self, now_s: float) -> None:
         """Another process answers here: the failures of the old one do not count."""
         self._faults.clear()
-        self._connects = self._opened = self.doubts = self._late = self._undecided = 0
+        self._connects = self._opened = self._late = self._undecided = 0
+        self.unjudged.clear()
         self.hollow.renew()
         self.broken.clear()
         self.askers.clear()
@@ -485,7 +490,8 @@ class Health:
     def _return(self, now_s: float) -> Change:
         self.is_up, self.has_failed_lately = True, False
         self._faults.clear()
-        self._failed = self._connects = self.doubts = self._late = self._undecided = 0
+        self._failed = self._connects = self._late = self._undecided = 0
+        self.unjudged.clear()
         self.hollow.returned()
         self.broken.clear()
         self.askers.clear()

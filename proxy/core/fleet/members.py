@@ -279,12 +279,12 @@ class Fleet:
         """Names of the instances on which a trial has to decide."""
         return {name for name, m in self._members.items() if m.health.is_doubted}
 
-    def failing(self) -> set[str]:
-        """Names of the doubted instances on which a further failure would say nothing.
+    def failing(self, client: str) -> set[str]:
+        """Names of the doubted instances on which a client's further failure would say nothing.
 
         Not where a client's answers have broken off alone: they keep nobody else away.
         """
-        return {name for name, m in self._members.items() if m.health.is_failing}
+        return {name for name, m in self._members.items() if m.health.is_failing_for(client)}
 
     def note_doubt(self, until_s: float) -> None:
         """Count something against an instance that may be priced until then."""

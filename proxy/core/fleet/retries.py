@@ -5,8 +5,9 @@ bounded three times: per request, by a budget over all requests, and by the elig
 instance whose breaker is open gets no repetition. An instance without a recent failure gets the
 first retry at once, outside the budget. So one bad instance among good ones costs clients nothing,
 and requests that fail everywhere leave the budget to the others. Any other repetition needs the
-budget. When everything fails, every instance has failed lately and soon every breaker is open: the
-storm ends by itself.
+budget; so does the one that is left where every instance is in doubt for its client. When
+everything fails, every instance has failed lately and soon every breaker is open: the storm ends by
+itself.
 """
 
 from __future__ import annotations

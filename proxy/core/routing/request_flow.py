@@ -614,7 +614,7 @@ class RequestFlow:
             seen = [f.status for f in self._doubted.values() if f.kind is kind]
             self.is_poison |= failure.status in seen
         self._doubted[name] = failure
-        events.doubted(name, kind, detail, now_s)
+        events.doubted(name, self._facts.asker, kind, detail, now_s)
         return [InstanceFailed(name, None, detail)]
 
     def _refused(self, name: str, busy_s: float, now_s: float) -> None:
@@ -772,17 +772,24 @@ class RequestFlow:
         """On another instance; for want of one on the same, after a pause."""
         router, route, kind = self._router, self.route, self._failure
         # The next failure of an instance in doubt would say nothing: its trial decides. And while
-        # every instance fails, each request would be run twice.
+        # every instance fails, each request would be run twice: the budget bounds that.
         avoids = kind in DOUBT_KINDS or kind in HOLLOW_KINDS
         free = router.elsewhere(route, self._facts, now_s, avoids_doubted=avoids)
+        is_last = avoids and self.retries == 0 and isinstance(free, Reject)
+        if is_last:
+            free = router.elsewhere(route, self._facts, now_s)
         if not isinstance(free, Reject):
-            has_failed = any(router.fleet.has_failed_lately(c.instance.name) for c in free)
+            has_failed = is_last or any(
+                router.fleet.has_failed_lately(c.instance.name) for c in free
+            )
             if not self._take_repetition(is_free=self.retries == 0 and not has_failed):
                 return [RetryRefused(), self._give_up(event)]
             router.retry(route, self._facts, now_s, free)
             return self._repeat(event, now_s)
         name = route.decode.name
-        is_out = name in router.fleet.open() or (avoids and name in router.fleet.failing())
+        is_out = name in router.fleet.open() or (
+            avoids and name in router.fleet.failing(self._facts.asker)
+        )
         is_there = router.fleet.is_used(name) and not is_out
         if not (may_repeat(kind, self.retries) and is_there):
             return [self._give_up(event)]

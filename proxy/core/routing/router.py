@@ -311,7 +311,7 @@ class Router:
         route.tried.add(route.decode.name)
         exclude = route.tried | self.fleet.open()
         if avoids_doubted:
-            exclude |= self.fleet.failing()
+            exclude |= self.fleet.failing(facts.asker)
         free = self._free(facts, now_s, exclude | self.fleet.recently_failed())
         return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
 

@@ -6,9 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.fleet.askers import FADE_MOST_S, FADE_S, KEPT_S, MOST, Askers
+from proxy.core.fleet.askers import (
+    AGREED,
+    DOUBTS,
+    FADE_MOST_S,
+    FADE_S,
+    KEPT_S,
+    MOST,
+    Askers,
+    Unjudged,
+)
 from proxy.core.fleet.events import InstanceEvents
-from proxy.core.fleet.health import DOUBT_KINDS, DOUBTS, FAULTS, Change, Health, State
+from proxy.core.fleet.health import DOUBT_KINDS, FAULTS, Change, Health, State
 from proxy.core.fleet.members import Fleet
 from proxy.core.types import FailureKind, Instance
 
@@ -120,7 +129,7 @@ def test_an_engine_that_fails_and_passes_its_trial_is_avoided_whoever_asks(
         sick, well = doubts(fleet, client, now_s)
         if sick <= well and fleet.is_up("sick"):
             failed += 1
-            events.doubted("sick", kind, "x", now_s)
+            events.doubted("sick", client, kind, "x", now_s)
             if way == "broke":
                 events.broke("sick", client, kind, "x", now_s)
             else:
@@ -140,10 +149,10 @@ def happen(events: InstanceEvents, step: str, kind: FailureKind, now_s: float) -
         case "b":
             return events.broke("i", "mallory", kind, "x", now_s)
         case "j":
-            events.doubted("i", kind, "x", now_s)
+            events.doubted("i", "mallory", kind, "x", now_s)
             return events.judged("i", "mallory", kind, "x", now_s)
         case "d":
-            events.doubted("i", kind, "x", now_s)
+            events.doubted("i", "mallory", kind, "x", now_s)
         case "s" | "o":
             events.served("i", now_s, "mallory" if step == "s" else "alice")
         case _:
@@ -172,6 +181,58 @@ def test_one_clients_requests_neither_eject_nor_price_for_another(
         assert fleet.is_up("i")
         assert not member.health.is_suspect
         assert not any(doubts(fleet, "alice", now_s))
+
+
+def test_what_nobody_has_judged_is_believed_for_its_client_and_from_two() -> None:
+    fleet, events = fleet_of("i", "j")
+
+    def doubted(client: str, times: int) -> None:
+        for _ in range(times):
+            events.doubted("i", client, FailureKind.RESET, "x", 1.0)
+
+    doubted("mallory", 3 * DOUBTS)
+    assert fleet.doubted() == fleet.failing("mallory") == {"i"}, "a trial is due by the total"
+    assert not fleet.failing("alice")
+    doubted("bob", AGREED - 1)
+    assert not fleet.failing("alice"), "one that is about to be judged"
+    doubted("bob", 1)
+    assert fleet.failing("alice") == fleet.failing("bob") == {"i"}
+    for _ in range(AGREED):
+        events.judged("i", "bob", FailureKind.RESET, "x", 1.0)
+    assert not fleet.failing("alice"), "its own are judged"
+    assert fleet.failing("mallory") == {"i"}
+    doubted("", DOUBTS)
+    assert fleet.failing("alice") == {"i"}
+    events.answered("i")
+    assert not fleet.failing("mallory")
+
+
+@pytest.mark.parametrize("clients", [1, 2, 5, 100])
+def test_an_engine_that_nobody_is_served_by_gets_no_repetition(clients: int) -> None:
+    """Whether they count as one, or each for itself; the table of them is bounded."""
+    fleet, events = fleet_of("i", "j")
+    names = [f"c{i}" if i else "" for i in range(clients)]
+    for i in range(max(clients, 2 * DOUBTS)):
+        events.doubted("i", names[i % clients], FailureKind.RESET, "x", 1.0)
+    assert all(fleet.failing(name) == {"i"} for name in names)
+    for name in names * (2 * DOUBTS):
+        events.judged("i", name, FailureKind.RESET, "x", 1.0)
+    assert not fleet.failing("")
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2 * MOST))))
+def test_unjudged_failures_are_never_more_than_there_were(
+    steps: list[tuple[bool, int]],
+) -> None:
+    it, count = Unjudged(), 0
+    for is_judged, client in steps:
+        if is_judged:
+            it.judged(f"c{client}")
+        else:
+            it.failed(f"c{client}")
+            count += 1
+        assert 0 <= it.count <= count
+        assert len(it) <= MOST
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 8.0))))
@@ -213,7 +274,7 @@ def test_a_trial_decides_on_what_another_has_served() -> None:
 def test_a_clients_errors_end_no_doubt(kind: FailureKind) -> None:
     health = Health(was_seen=True)
     for i in range(DOUBTS):
-        health.doubted(kind, "x", 0.1 * i)
+        health.doubted("a", kind, "x", 0.1 * i)
         health.answered(is_served=False)
     assert health.trial_due(1.0)
     changes = []

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import pytest
 
+from proxy.core.fleet.askers import DOUBTS
 from proxy.core.fleet.events import InstanceEvents
 from proxy.core.fleet.health import (
     CONNECTS,
     DOUBT_TRIAL_S,
-    DOUBTS,
     FAULTS,
     RISE,
     Change,
@@ -119,7 +119,7 @@ def test_server_errors_that_nobody_judges_eject_nobody_but_want_a_trial(seen: Se
     health = seen.member().health
     for _ in range(DOUBTS):
         assert not health.trial_due(100.0)
-        seen.events.doubted("a", FailureKind.SERVER_ERROR, "status 500", 0.0)
+        seen.events.doubted("a", "s", FailureKind.SERVER_ERROR, "status 500", 0.0)
     assert seen.fleet.doubted() == {"a"}
     assert seen.fleet.is_up("a")
     assert health.state(100.0) is State.SUSPECT
@@ -136,7 +136,7 @@ def test_server_errors_that_nobody_judges_eject_nobody_but_want_a_trial(seen: Se
 def test_trials_that_decide_nothing_come_ever_later(seen: Seen) -> None:
     health, now_s, begun = seen.member().health, 100.0, []
     for _ in range(DOUBTS):
-        seen.events.doubted("a", FailureKind.SERVER_ERROR, "status 500", 0.0)
+        seen.events.doubted("a", "s", FailureKind.SERVER_ERROR, "status 500", 0.0)
     for _ in range(6):
         while not health.trial_due(now_s):
             now_s += 0.125
@@ -150,7 +150,7 @@ def test_trials_that_decide_nothing_come_ever_later(seen: Seen) -> None:
 
 def test_a_trial_that_fails_ejects_one_in_doubt(seen: Seen) -> None:
     for _ in range(DOUBTS):
-        seen.events.doubted("a", FailureKind.SERVER_ERROR, "status 500", 0.0)
+        seen.events.doubted("a", "s", FailureKind.SERVER_ERROR, "status 500", 0.0)
     assert seen.events.trial_ended("a", "status 500", 1.0) is Change.OPENED
     assert seen.fleet.open() == {"a"}
     assert seen.events.trial_ended("a", None, 100.0) is Change.BACK
@@ -255,6 +255,6 @@ def test_a_trial_that_hangs_as_clients_requests_did_decides(seen: Seen) -> None:
     for i in range(2):
         for _ in range(DOUBTS):
             kind = FailureKind.TIMEOUT if i else FailureKind.RESET
-            seen.events.doubted("a", kind, "late", 0.0)
+            seen.events.doubted("a", "s", kind, "late", 0.0)
         ended = seen.events.trial_ended("a", "late", 1.0 + i, FailureKind.TIMEOUT)
         assert ended is (Change.OPENED if i else None)

@@ -390,7 +390,7 @@ def test_what_it_has_seen_before_it_waited_counts() -> None:
     failing(again, dict.fromkeys("ab", failed), 20.0)
     assert again.is_poison
     again.end(23.0)
-    doubts = {m.instance.name: m.health.doubts for m in it.router.fleet.members()}
+    doubts = {m.instance.name: m.health.unjudged.count for m in it.router.fleet.members()}
     assert doubts == {"a": 1, "b": 1}, "each once for one request"
     assert it.has_nothing_left()
 
@@ -405,7 +405,7 @@ def test_what_breaks_after_the_first_byte_counts_for_two_clients(kind: FailureKi
     it.flow.failed("a", failed, 1.0, has_begun=True)
     assert not it.router.fleet.recently_failed()
     assert it.router.fleet.doubted() == {"a"}
-    assert not it.router.fleet.failing(), "others' repetitions may go there"
+    assert not it.router.fleet.failing("another"), "others' repetitions may go there"
     for _ in range(FAULTS):
         again = RequestFlow(it.router, it.budget, it.facts, it.flow.route, CAPS, 1.0, streams=True)
         again.failed("a", failed, 1.0, has_begun=True)
@@ -480,6 +480,54 @@ def test_one_clients_requests_alone_open_no_breaker() -> None:
         flow.end(1.0)
     assert not it.router.fleet.open()
     assert it.router.fleet.doubted(), "a trial decides"
+    assert it.has_nothing_left()
+
+
+def _fails(it: Driver, tenant: str, *names: str) -> RequestFlow:
+    """A tenant's request that these instances reset; its flow behind the last of them."""
+    facts = RequestFacts("m", None, 100, [], 64.0, tenant=tenant)
+    route = it.router.admit(facts, 1.0)
+    assert isinstance(route, Route)
+    flow = RequestFlow(it.router, it.budget, facts, route, CAPS, 1.0, streams=True)
+    (leg,) = flow.begin(1.0)
+    while isinstance(leg, SendDecode) and leg.instance.name in names:
+        leg = flow.decode_failed(LOST, 1.0, 0.5)[-1]
+        if isinstance(leg, Pause):
+            leg = flow.pause_over(1.0, 0.5)[-1]
+    return flow
+
+
+def test_what_one_client_makes_fail_everywhere_takes_no_others_second_chance() -> None:
+    it = Driver("a", "b", "c", "d")
+    it.flow.end(0.0)
+    for _ in range(4 * FAULTS):
+        _fails(it, "mallory", *"abcd").end(1.0)
+    while it.budget.take():
+        pass
+    flow = _fails(it, "alice", "a")
+    assert flow.state is State.COMPUTING, "on another instance, outside the budget"
+    flow.decode_answered(1.0)
+    flow.end(1.0)
+    assert it.has_nothing_left()
+
+
+@pytest.mark.parametrize("tenant", ["", "the only key"])
+def test_where_all_are_in_doubt_one_repetition_is_left_in_the_budget(tenant: str) -> None:
+    it = Driver("a", "b", "c", "d")
+    it.flow.end(0.0)
+    for _ in range(4 * FAULTS):
+        _fails(it, tenant, *"abcd").end(1.0)
+    flow = _fails(it, tenant, "a")
+    assert flow.state is State.COMPUTING
+    assert it.budget.in_flight == 1
+    assert flow.decode_failed(LOST, 1.0, 0.5)[-1] != GiveUp(), "after a pause"
+    assert it.told(flow.pause_over(1.0, 0.5)) == ["give up"], "one only"
+    flow.end(1.0)
+    while it.budget.take():
+        pass
+    refused = _fails(it, tenant, "a")
+    assert refused.state is State.FAILED
+    refused.end(1.0)
     assert it.has_nothing_left()
 
 
@@ -766,11 +814,16 @@ def test_one_that_is_broken_is_found_among_poisons(
     assert not (health.health.is_up and in_a_row)
 
 
-def test_where_all_are_broken_each_request_soon_runs_once() -> None:
+@pytest.mark.parametrize(("has_budget", "runs"), [(False, 110), (True, 210)])
+def test_where_all_are_broken_each_request_soon_runs_once_and_again_in_the_budget(
+    runs: int, *, has_budget: bool
+) -> None:
     them = Requests(3)
+    while not has_budget and them.budget.take():
+        pass
     for _ in range(100):
         assert not them.run(is_poison=True)
-    assert sum(them.errors.values()) <= 110
+    assert sum(them.errors.values()) <= runs
 
 
 def test_an_instance_is_blamed_once_per_request() -> None:
