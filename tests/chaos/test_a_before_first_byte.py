@@ -638,13 +638,35 @@ async def test_f167_one_clients_poison_beside_anothers_flake(rig: Floor, way: st
             for got in await asyncio.gather(*asked):
                 assert got.status in (500, 502)
         statuses = []
-        for i in range(12):
+        for i in range(6):
             who = THREE_KEYS["alice" if i % 2 else "bob"]
             statuses.append((await r.ask(f"flake {i}", headers=who)).status)
-            for n in range(4):
-                await r.ask(f"belladonna again {i} {n}", headers=THREE_KEYS["mallory"])
+            again = [r.ask(f"belladonna {i} {n}", headers=THREE_KEYS["mallory"]) for n in range(4)]
+            await asyncio.gather(*again)
         tried.set()
-        assert (statuses, len(flaked)) == ([200] * 12, 12)
+        assert (statuses, len(flaked)) == ([200] * 6, 6)
+        assert all_up(r)
+
+
+@pytest.mark.parametrize("way", ["400", "{}", "abort in one piece"])
+async def test_f168_some_engines_are_hollow_to_one_client(rig: Floor, way: str) -> None:
+    engines = [poisoned(black_hole.WAYS[way]) for _ in range(2)]
+    async with rig([*engines, GOOD, GOOD], flow=False, api_key=KEYS, **SLOW_PROBES) as r:
+        priced: list[Any] = []
+        for i in range(24):
+            await r.ask(f"belladonna {i}", headers=THREE_KEYS["mallory"])
+            who, now_s = "alice" if i % 2 else "bob", r.state.clock.now_s()
+            priced += r.router.fleet.doubts(r.router.fleet.members(), who, now_s) or []
+            priced += r.router.fleet.recently_failed(who)
+            assert is_fine(await r.ask(f"alone {i}", headers=THREE_KEYS[who]))
+        assert not any(priced), "for nobody else"
+        seen = [sum(b"belladonna" in body for body in engine.bodies) for engine in engines]
+        assert 1 <= max(seen) <= 12, "mallory's are soon asked elsewhere"
+        asked = [
+            r.ask(f"prompt {i}", headers=THREE_KEYS["alice" if i % 2 else "bob"]) for i in range(24)
+        ]
+        assert all(map(is_fine, await asyncio.gather(*asked)))
+        assert all(sum(b"prompt " in body for body in e.bodies) >= 3 for e in engines)
         assert all_up(r)
 
 

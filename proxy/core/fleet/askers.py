@@ -6,9 +6,10 @@ the part of failures in its last answers here. Where all instances fail it alike
 (core.fleet.members). For others it is priced as far as two clients say so, until a newer request of
 another one is served.
 
-Two failures in a row are the least that is priced. A whole answer of that client takes half of it
-away, and time all of it: the first time after `FADE_S`. Each further failure after that doubles the
-time. A trial that was passed changes nothing, as it is no request of that client.
+Two failures in a row are the least that is priced, or one hollow answer. A whole answer of that
+client takes half of it away, and time all of it: the first time after `FADE_S`. Each further
+failure after that doubles the time. A trial that was passed changes nothing, as it is no request of
+that client.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Final
 MOST: Final = 8
 """Clients that are kept, one entry each. Where as many have failed, two say so for all."""
 GAIN: Final = 0.5
-"""Weight of the last answer in the part of failures."""
+HOLLOW_GAIN: Final = 0.75
+"""Weight of the last answer in the part of failures; a hollow one is priced by itself."""
 LEAST: Final = 0.125
 """A part below this is none."""
 FADE_S, FADE_MOST_S = 10.0, 60.0
@@ -101,14 +103,14 @@ class Askers:
     def __len__(self) -> int:
         return len(self._parts)
 
-    def failed(self, client: str, now_s: float) -> None:
+    def failed(self, client: str, now_s: float, gain: float = GAIN) -> None:
         """A client's answer broke off here, or another instance has served what failed here."""
         one = self._parts.pop(client, None)
         if one is None or now_s - one.last_s > KEPT_S:
             one = _Part(0.0, now_s, now_s, FADE_S)
         if now_s - one.last_s >= one.fade_s / 2:
             one.fade_s, one.first_s = min(FADE_MOST_S, 2.0 * one.fade_s), now_s
-        one.part += GAIN * (1.0 - one.part)
+        one.part += gain * (1.0 - one.part)
         one.last_s = now_s
         if len(self._parts) >= MOST:
             del self._parts[next(iter(self._parts))]
@@ -142,6 +144,16 @@ class Askers:
             most, second = max(most, weight), max(second, min(most, weight))
         own = self._parts.get(client)
         return second if own is None else max(second, own.weight(now_s))
+
+    def has(self, client: str) -> bool:
+        """Whether it has failed this client, and has not served it as often since."""
+        return client in self._parts
+
+    def are_several(self, now_s: float) -> bool:
+        """Whether two clients or more say so, with no newer request of another one served."""
+        parts = self._parts.values()
+        fresh = [p for p in parts if p.first_s > self._worked_s and now_s - p.last_s < p.fade_s]
+        return len(fresh) > 1
 
     def is_any(self, now_s: float) -> bool:
         """Whether any client is kept away, with no newer request of another one served."""

@@ -101,28 +101,35 @@ class InstanceEvents:
         if member is None or not member.health.broke(client, kind, error, now_s):
             return None
         if kind is FailureKind.HOLLOW:
-            return self.hollowed(name, error, now_s)
+            return self.hollowed(name, None, error, now_s)
         return self.failed(name, kind, error, now_s)
 
     def hollowed(
-        self, name: str, why: str, now_s: float, *, is_refusal: bool = False, server: str = ""
+        self,
+        name: str,
+        client: str | None,
+        why: str,
+        now_s: float,
+        *,
+        is_refusal: bool = False,
+        server: str = "",
     ) -> Change | None:
-        """Note a hollow answer of the instance, by its own fault as far as known.
+        """Note a hollow answer of the instance to a client; None: two have had one.
 
         `is_refusal`: it was a client's error; `server`: the instance that has served the request.
         """
         member = self._fleet.get(name)
         if member is None:
             return None
-        self._fleet.note_doubt(now_s + FADE_S)
+        self._fleet.note_doubt(now_s + (FADE_S if client is None else FADE_MOST_S))
         hollowed = member.health.hollowed
-        change = hollowed(why, now_s, is_refusal=is_refusal, server=server)
+        change = hollowed(client, why, now_s, is_refusal=is_refusal, server=server)
         return self._changed(member, change, now_s)
 
-    def key_refused(self, name: str, error: str, now_s: float) -> None:
+    def key_refused(self, name: str, error: str, now_s: float, *, is_for_all: bool = True) -> None:
         """The instance refuses the proxy's own key."""
         if (member := self._fleet.get(name)) is not None:
-            member.health.refused_key(error, now_s)
+            member.health.refused_key(error, now_s, is_for_all=is_for_all)
 
     def refused(
         self, name: str, model: str, client: str, now_s: float, *, is_redirect: bool = False

@@ -42,7 +42,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from proxy.core.fleet.askers import DOUBTS, Askers, Unjudged
+from proxy.core.fleet.askers import DOUBTS, HOLLOW_GAIN, Askers, Unjudged
 from proxy.core.fleet.broken import Broken
 from proxy.core.fleet.hollow import Hollow
 from proxy.core.types import FailureKind
@@ -214,10 +214,18 @@ class Health:
 
     def is_failing_for(self, client: str) -> bool:
         """Whether that is so for a client's requests that could be repeated elsewhere."""
-        return self.unjudged.are_enough(client) or self.hollow.doubts > 0
+        return self.unjudged.are_enough(client) or self._is_hollow_for(client)
+
+    def has_failed_for(self, client: str) -> bool:
+        """Whether something has failed since it last worked, or was hollow to this client."""
+        return self.has_failed_lately or self._is_hollow_for(client)
+
+    def _is_hollow_for(self, client: str) -> bool:
+        hollow = self.hollow
+        return hollow.shared > 0 or (hollow.doubts > 0 and self.askers.has(client))
 
     def hollow_weight(self, now_s: float) -> float:
-        """Doubt by its hollow answers, 0 to 1.
+        """Doubt by its hollow answers to several clients, 0 to 1.
 
         One that is out for that may be used all the same, where more than half of the fleet is out.
         """
@@ -334,23 +342,32 @@ class Health:
         return self.broken.is_several
 
     def hollowed(
-        self, why: str, now_s: float, *, is_refusal: bool, server: str = ""
+        self, client: str | None, why: str, now_s: float, *, is_refusal: bool, server: str = ""
     ) -> Change | None:
         """Note a hollow answer, by its own fault as far as known; `server` served the request.
 
-        Where trials tell nothing clients' requests have to decide.
+        `client`: whose it was; None: two have had one. Where trials tell nothing clients' requests
+        have to decide: those of two, or of clients without a name, who may be anybody.
         """
         error = f"{why}, and {server} has served the request" if server else why
         self._note(error, now_s)
-        self.hollow.counts(why, now_s, is_refusal=is_refusal)
-        if self.hollow.is_blind:
+        is_priced = self.hollow.counts(why, now_s, is_refusal=is_refusal)
+        if client is not None and is_priced:
+            self.askers.failed(client, now_s, HOLLOW_GAIN)
+        is_for_all = client is None or self.askers.are_several(now_s)
+        if is_for_all and is_priced:
+            self.hollow.count_for_all(now_s)
+        if self.hollow.is_blind and (is_for_all or not client):
             return self.failed(FailureKind.HOLLOW, error, now_s)
         return None
 
-    def refused_key(self, error: str, now_s: float) -> None:
-        """Note a refusal of the proxy's own key: no client can be the cause, a trial is due."""
+    def refused_key(self, error: str, now_s: float, *, is_for_all: bool = True) -> None:
+        """Note a refusal of the proxy's own key: a trial is due.
+
+        Not `is_for_all`: another instance has taken it, with a client's request.
+        """
         self._note(error, now_s)
-        self.hollow.key_refused(error)
+        self.hollow.key_refused(error, is_for_all=is_for_all)
 
     def failed(self, kind: FailureKind, error: str, now_s: float) -> Change | None:
         """A client's request failed here, in one of FAULT_KINDS, or HOLLOW."""

@@ -12,10 +12,11 @@ clients got them, or peers have served requests meanwhile. What a client has a p
 can be asked about: it counts once two of them have had one (core.fleet.broken).
 
 What counts makes a trial due, which decides: at once after `DOUBTS` in a row, in a moment after the
-first one. Until then the instance is priced (`weight`): the more, the larger their part of its last
-answers, and the less, the longer ago the last one is. After a passed trial it may refuse `SPARED`
-more requests that others serve, between two that it serves, before they count in its price. Newer
-engines beside it may know more fields.
+first one. It is priced for its client at once (core.fleet.askers). Once two clients have had one,
+with no newer request of another one served, the instance is priced for all (`weight`): the more,
+the larger their part of its last answers, and the less, the longer ago the last one is. After a
+passed trial it may refuse `SPARED` more requests that others serve, between two that it serves,
+before they count in its price. Newer engines beside it may know more fields.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ FADE_S: Final = 10.0
 class Hollow:
     """One instance's hollow answers; times are the router's clock, in s.
 
-    `doubts`: those that count, since it last served a request or a trial; `refusals`: in a row,
-    with their clients; `answers`: requests served, in all. `is_blind`: the last trial told nothing,
-    as its peers answer it alike. `why`: what was wrong with the last one that counts.
+    `doubts`: those that count, since it last served a request or a trial; `shared`: those of them
+    that count for all clients; `refusals`: in a row, with their clients; `answers`: requests
+    served, in all. `is_blind`: the last trial told nothing, as its peers answer it alike. `why`:
+    what was wrong with the last one that counts.
     """
 
     __slots__ = (
@@ -58,11 +60,12 @@ class Hollow:
         "doubts",
         "is_blind",
         "refusals",
+        "shared",
         "why",
     )
 
     def __init__(self) -> None:
-        self.doubts = self.refusals = 0
+        self.doubts = self.shared = self.refusals = 0
         self.answers = self._peers = 0
         self._clients: set[str] = set()
         self.is_blind = self._has_passed = False
@@ -75,8 +78,11 @@ class Hollow:
         """Whether a trial is to say now if the instance still works."""
         return self.doubts >= DOUBTS or (self.doubts > 0 and now_s - self._doubted_s >= ALONE_S)
 
-    def counts(self, why: str, now_s: float, *, is_refusal: bool) -> None:
-        """A hollow answer speaks against the instance; `is_refusal`: a client's error."""
+    def counts(self, why: str, now_s: float, *, is_refusal: bool) -> bool:
+        """A hollow answer speaks against the instance; `is_refusal`: a client's error.
+
+        Returns whether it is to be priced: for its client, or for all (`count_for_all`).
+        """
         self.doubts += 1
         self.why = why
         self._failed_s = now_s
@@ -84,16 +90,25 @@ class Hollow:
             self._doubted_s = now_s
         if is_refusal and self._spared > 0:
             self._spared -= 1
-            return
+            return False
+        return True
+
+    def count_for_all(self, now_s: float) -> None:
+        """The last one is priced for all clients: two have had one."""
+        self.shared += 1
         self._part = self._faded(now_s)
         self._part += GAIN * (1.0 - self._part)
         self._last_s = now_s
 
-    def key_refused(self, why: str) -> None:
-        """Note that it refuses the proxy's own key; if its peers do too, a trial has shown that."""
+    def key_refused(self, why: str, *, is_for_all: bool) -> None:
+        """Note that it refuses the proxy's own key; if its peers do too, a trial has shown that.
+
+        Not `is_for_all`: it may be one client's request that it refuses.
+        """
         self.why = why
         if not self.is_blind:
             self.doubts += DOUBTS
+            self.shared += DOUBTS * is_for_all
 
     def refused(
         self, client: str, now_s: float, peers: int = 0, *, is_redirect: bool = False
@@ -124,21 +139,23 @@ class Hollow:
         self.answers += 1
         if since_s < self._failed_s:
             return
-        self.doubts = self.refusals = 0
+        self.doubts = self.shared = self.refusals = 0
         self._clients.clear()
         self._part -= GAIN * self._part
         self._spared = SPARED if self._has_passed else 0
 
     def passed(self, *, is_blind: bool) -> None:
         """Note an answered trial; `is_blind`: with an error that its peers give too."""
-        self.doubts, self.is_blind = 0, is_blind
+        self.doubts = self.shared = 0
+        self.is_blind = is_blind
         if not is_blind:
             self.returned()
             self._has_passed, self._spared = True, SPARED
 
     def returned(self) -> None:
         """Note that its breaker has closed: it gets requests again."""
-        self.doubts, self._part = 0, 0.0
+        self.doubts = self.shared = 0
+        self._part = 0.0
 
     def renew(self) -> None:
         """Another process: what was says nothing any more."""

@@ -262,14 +262,17 @@ class Fleet:
         groups = [self._here() if model is None else self._group(model) for model in known]
         return any(m is member for group in groups for m in _usable(group))
 
-    def has_failed_lately(self, name: str) -> bool:
-        """Whether something has failed on an instance since it last worked, or it is not there."""
-        member = self._members.get(name)
-        return member is None or member.health.is_suspect
+    def has_failed_lately(self, name: str, client: str = "") -> bool:
+        """Whether something has failed on an instance since it last worked, or it is not there.
 
-    def recently_failed(self) -> set[str]:
-        """Names of the instances where something has failed since they last worked."""
-        return {name for name, m in self._members.items() if m.health.is_suspect}
+        What was hollow to one `client` alone is a failure for that one.
+        """
+        member = self._members.get(name)
+        return member is None or member.health.has_failed_for(client)
+
+    def recently_failed(self, client: str = "") -> set[str]:
+        """Names of the instances where something has failed, for a client, since they worked."""
+        return {name for name, m in self._members.items() if m.health.has_failed_for(client)}
 
     def open(self) -> set[str]:
         """Names of the instances whose breaker is open."""
@@ -293,8 +296,8 @@ class Fleet:
     def doubts(self, members: Iterable[Member], client: str, now_s: float) -> list[float] | None:
         """Doubt of each instance for a client's request, 0 to 1; None: no doubt, the usual case.
 
-        It is that by its hollow answers, or by the client's failures there beyond those that it has
-        wherever it asks.
+        It is that by its hollow answers to several, or by the client's failures there beyond those
+        that it has wherever it asks.
         """
         if now_s >= self._doubt_until_s:
             return None

@@ -699,13 +699,16 @@ class RequestFlow:
     def _judge(self, name: str, now_s: float) -> list[Action]:
         """An instance serves the request: the hollow answers to it speak against theirs."""
         actions: list[Action] = []
+        events, asker = self._router.events, self._facts.asker
         for other, hollow in self._hollows.items():
             if other != name:
-                hollowed, is_refusal = self._router.events.hollowed, _is_refusal(hollow)
+                what, is_refusal = hollow.detail, _is_refusal(hollow)
                 if hollow.kind is FailureKind.KEY_REFUSED:
-                    self._router.events.key_refused(other, hollow.detail, now_s)
-                change = hollowed(other, hollow.detail, now_s, is_refusal=is_refusal, server=name)
-                actions.append(InstanceFailed(other, change, hollow.detail))
+                    events.key_refused(other, what, now_s, is_for_all=False)
+                change = events.hollowed(
+                    other, asker, what, now_s, is_refusal=is_refusal, server=name
+                )
+                actions.append(InstanceFailed(other, change, what))
         return actions
 
     def _step(self, event: Event, to: State) -> None:
@@ -779,9 +782,8 @@ class RequestFlow:
         if is_last:
             free = router.elsewhere(route, self._facts, now_s)
         if not isinstance(free, Reject):
-            has_failed = is_last or any(
-                router.fleet.has_failed_lately(c.instance.name) for c in free
-            )
+            lately, asker = router.fleet.has_failed_lately, self._facts.asker
+            has_failed = is_last or any(lately(c.instance.name, asker) for c in free)
             if not self._take_repetition(is_free=self.retries == 0 and not has_failed):
                 return [RetryRefused(), self._give_up(event)]
             router.retry(route, self._facts, now_s, free)

@@ -312,7 +312,7 @@ class Router:
         exclude = route.tried | self.fleet.open()
         if avoids_doubted:
             exclude |= self.fleet.failing(facts.asker)
-        free = self._free(facts, now_s, exclude | self.fleet.recently_failed())
+        free = self._free(facts, now_s, exclude | self.fleet.recently_failed(facts.asker))
         return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
 
     def retry(
@@ -364,7 +364,8 @@ class Router:
 
         Only those where nothing failed lately, if there are any. See `_free` for `is_placed`.
         """
-        exclude, failed = {*lost} | self.fleet.open(), self.fleet.recently_failed()
+        exclude = {*lost} | self.fleet.open()
+        failed = self.fleet.recently_failed(facts.asker)
         free = self._free(facts, now_s, exclude | failed, is_placed=is_placed)
         if isinstance(free, Reject):
             return self._free(facts, now_s, exclude, is_placed=is_placed)
@@ -731,7 +732,7 @@ class Router:
             unreleased=self.unreleased_kv.on_each(states, now_s),
             sessions=[cache.sessions for cache in caches],
             last_placed=[member.last_placed for member in members],
-            has_failed=[member.health.is_suspect for member in members],
+            has_failed=[member.health.has_failed_for(facts.asker) for member in members],
             doubts=self.fleet.doubts(members, facts.asker, now_s),
             helps=None if heat.is_cool else [heat.of(name).helps for name in names],
             prefill_factors=(

@@ -263,7 +263,7 @@ def test_the_last_error_keeps_its_time_when_it_works_again() -> None:
         lambda now_s: health.probe_failed("x", now_s),
         lambda now_s: health.doubted("s", FailureKind.SERVER_ERROR, "x", now_s),
         lambda now_s: health.broke("client", FailureKind.RESET, "x", now_s),
-        lambda now_s: health.hollowed("x", now_s, is_refusal=False),
+        lambda now_s: health.hollowed("s", "x", now_s, is_refusal=False),
         lambda now_s: health.refused_key("x", now_s),
         lambda now_s: health.failed(FailureKind.RESET, "x", now_s),
         lambda now_s: health.trial_failed("x", now_s),

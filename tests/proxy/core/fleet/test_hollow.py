@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from proxy.core.fleet.events import InstanceEvents
 from proxy.core.fleet.health import DOUBT_TRIAL_S, FAULTS, Change, State
 from proxy.core.fleet.hollow import ALONE_S, FADE_S, FEW, REFUSALS, SPARED, Hollow
@@ -75,7 +77,7 @@ def test_refusals_alone_price_and_doubt_nobody() -> None:
 
 def test_one_that_counts_is_priced_and_makes_a_trial_due() -> None:
     fleet, events = fleet_of("a", "b")
-    events.hollowed("a", ABORT, 1.0)
+    events.hollowed("a", None, ABORT, 1.0)
     member = fleet.get("a")
     assert member is not None
     assert member.health.state(1.0) is State.SUSPECT
@@ -90,17 +92,17 @@ def test_two_in_a_row_make_a_trial_due_at_once() -> None:
     fleet, events = fleet_of("a", "b")
     member = fleet.get("a")
     assert member is not None
-    events.hollowed("a", ABORT, 1.0)
+    events.hollowed("a", None, ABORT, 1.0)
     events.served("a", 1.2)
-    events.hollowed("a", ABORT, 1.5)
+    events.hollowed("a", None, ABORT, 1.5)
     assert not member.health.trial_due(1.5)
-    events.hollowed("a", ABORT, 1.6)
+    events.hollowed("a", None, ABORT, 1.6)
     assert member.health.trial_due(1.6)
 
 
 def test_what_began_before_the_trouble_clears_nobody() -> None:
     fleet, events = fleet_of("a", "b")
-    events.hollowed("a", ABORT, 1.0)
+    events.hollowed("a", None, ABORT, 1.0)
     events.served("a", 0.5)
     assert fleet.doubted() == {"a"}
     events.served("a", 1.5)
@@ -111,7 +113,7 @@ def test_the_price_grows_with_each_and_fades() -> None:
     fleet, events = fleet_of("a", "b")
     seen = []
     for _ in range(5):
-        events.hollowed("a", ABORT, 1.0)
+        events.hollowed("a", None, ABORT, 1.0)
         seen.append((weights(fleet, 1.0) or [0.0])[0])
     assert seen == sorted(seen)
     assert seen[-1] > 0.9
@@ -123,7 +125,7 @@ def test_the_price_grows_with_each_and_fades() -> None:
 
 def test_a_trial_that_fails_ejects_it_and_one_that_passes_clears_it() -> None:
     fleet, events = fleet_of("a", "b")
-    events.hollowed("a", ABORT, 1.0)
+    events.hollowed("a", None, ABORT, 1.0)
     assert events.trial_ended("a", "late", 1.0, FailureKind.TIMEOUT) is None
     assert events.trial_ended("a", ABORT, 1.0, FailureKind.HOLLOW) is Change.OPENED
     member = fleet.get("a")
@@ -133,7 +135,7 @@ def test_a_trial_that_fails_ejects_it_and_one_that_passes_clears_it() -> None:
     assert weights(fleet, 20.0) == [1.0, 0.0], "in a panic it is the last to be used"
     assert events.trial_ended("a", None, 21.0) is Change.BACK
     assert weights(fleet, 20.0) == [0.0, 0.0]
-    events.hollowed("a", ABORT, 20.0)
+    events.hollowed("a", None, ABORT, 20.0)
     events.trial_ended("a", None, 20.0)
     assert fleet.doubted() == set()
     assert weights(fleet, 20.0) == [0.0, 0.0]
@@ -142,25 +144,89 @@ def test_a_trial_that_fails_ejects_it_and_one_that_passes_clears_it() -> None:
 def test_one_that_has_passed_may_refuse_what_newer_ones_serve() -> None:
     """A client's request that only some engines understand makes none look bad."""
     fleet, events = fleet_of("old", "new")
-    events.hollowed("old", REFUSED, 1.0, is_refusal=True, server="new")
+    events.hollowed("old", None, REFUSED, 1.0, is_refusal=True, server="new")
     events.trial_ended("old", None, 1.0)
     for _ in range(20 * SPARED):
-        events.hollowed("old", REFUSED, 2.0, is_refusal=True, server="new")
+        events.hollowed("old", None, REFUSED, 2.0, is_refusal=True, server="new")
         events.trial_ended("old", None, 2.0 + DOUBT_TRIAL_S)
         events.served("old", 2.5)
     assert weights(fleet, 2.0) == [0.0, 0.0]
     assert fleet.is_up("old")
     for _ in range(SPARED + 1):
-        events.hollowed("old", REFUSED, 3.0, is_refusal=True, server="new")
+        events.hollowed("old", None, REFUSED, 3.0, is_refusal=True, server="new")
     assert (weights(fleet, 3.0) or [0.0])[0] > 0, "it serves nothing at all"
 
 
-def test_where_trials_tell_nothing_requests_decide() -> None:
+def test_one_clients_are_priced_for_it_alone_and_for_all_from_two() -> None:
+    fleet, events = fleet_of("i", "j")
+    member = fleet.get("i")
+    assert member is not None
+
+    def priced(client: str) -> tuple[list[float] | None, set[str]]:
+        return fleet.doubts(fleet.members(), client, 1.5), fleet.recently_failed(client)
+
+    for _ in range(3):
+        for _ in range(2 * FAULTS):
+            assert events.hollowed("i", "mallory", ABORT, 1.0) is None
+        assert priced("alice") == ([0.0, 0.0], set()), "before and after a passed trial"
+        assert fleet.doubted() == fleet.failing("mallory") == {"i"}
+        assert not fleet.failing("alice")
+        assert (priced("mallory")[0] or [0.0])[0] > 0.9
+        assert member.health.trial_due(1.5)
+        events.trial_ended("i", None, 1.5)
+    events.hollowed("i", "mallory", ABORT, 1.5)
+    events.served("i", 1.2, "carol")
+    events.hollowed("i", "bob", ABORT, 1.5)
+    weights, failed = priced("alice")
+    assert weights == [0.0, 0.0], "it has served another one since mallory's first"
+    assert not failed
+    events.hollowed("i", "dan", ABORT, 1.5)
+    weights, failed = priced("alice")
+    assert weights is not None
+    assert weights[0] >= 0.45, "two have had one, with nothing served in between"
+    assert failed == fleet.failing("alice") == {"i"}
+
+
+@pytest.mark.parametrize("clients", [1, 2, 8])
+@pytest.mark.parametrize("is_refusal", [False, True])
+def test_one_that_is_hollow_to_everybody_is_avoided_at_once(
+    clients: int, *, is_refusal: bool
+) -> None:
+    """Clients that all count as one, too."""
+    fleet, events = fleet_of("i", "j")
+    hollow = 0
+    for at in range(400):
+        client, now_s = (f"c{at % clients}" if clients > 1 else ""), 1.0 + 0.02 * at
+        sick, well = fleet.doubts(fleet.members(), client, now_s) or [0.0, 0.0]
+        if sick <= well:
+            hollow += 1
+            events.hollowed("i", client, ABORT, now_s, is_refusal=is_refusal, server="j")
+        else:
+            events.served("j", now_s, client)
+    assert hollow <= 2
+
+
+def test_one_clients_hollow_answers_open_no_breaker_where_trials_tell_nothing() -> None:
+    fleet, events = fleet_of("i", "j")
+    for at in range(4 * FAULTS):
+        events.hollowed("i", "mallory", REFUSED, 1.0, is_refusal=True, server="j")
+        events.trial_ended("i", None, 1.0, is_blind=True)
+        assert fleet.is_up("i"), at
+    changes = [
+        events.hollowed("i", f"c{at}", REFUSED, 2.0, is_refusal=True, server="j")
+        for at in range(FAULTS)
+    ]
+    assert changes[-1] is Change.OPENED
+
+
+@pytest.mark.parametrize("client", [None, ""])
+def test_where_trials_tell_nothing_requests_decide(client: str | None) -> None:
     _, events = fleet_of("a", "b")
-    events.hollowed("a", REFUSED, 1.0, is_refusal=True, server="b")
+    events.hollowed("a", client, REFUSED, 1.0, is_refusal=True, server="b")
     assert events.trial_ended("a", None, 1.0, is_blind=True) is None
     hollowed = [
-        events.hollowed("a", REFUSED, 2.0, is_refusal=True, server="b") for _ in range(FAULTS)
+        events.hollowed("a", client, REFUSED, 2.0, is_refusal=True, server="b")
+        for _ in range(FAULTS)
     ]
     assert hollowed == [None] * (FAULTS - 1) + [Change.OPENED]
 
@@ -177,7 +243,7 @@ def test_a_refused_key_makes_a_trial_due_and_prices_nobody() -> None:
 
 def test_another_process_is_not_doubted() -> None:
     fleet, events = fleet_of("a", "b")
-    events.hollowed("a", ABORT, 1.0)
+    events.hollowed("a", None, ABORT, 1.0)
     events.restarted("a", 1.5)
     assert fleet.doubted() == set()
     assert weights(fleet, 1.5) == [0.0, 0.0]
@@ -185,7 +251,7 @@ def test_another_process_is_not_doubted() -> None:
 
 def test_one_that_is_not_there_is_no_matter() -> None:
     fleet, events = fleet_of("a")
-    assert events.hollowed("x", ABORT, 1.0) is None
+    assert events.hollowed("x", None, ABORT, 1.0) is None
     assert not events.refused("x", "m", "c", 0.0)
     events.key_refused("x", "", 0.5)
     events.acquitted("x")
