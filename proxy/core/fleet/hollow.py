@@ -13,10 +13,10 @@ can be asked about: it counts once two of them have had one (core.fleet.broken).
 
 What counts makes a trial due, which decides: at once after `DOUBTS` in a row, in a moment after the
 first one. It is priced for its client at once (core.fleet.askers). Once two clients have had one,
-with no newer request of another one served, the instance is priced for all (`weight`): the more,
-the larger their part of its last answers, and the less, the longer ago the last one is. After a
-passed trial it may refuse `SPARED` more requests that others serve, between two that it serves,
-before they count in its price. Newer engines beside it may know more fields.
+with no newer request of another one served, the instance is priced for all (`weight`). The price is
+the higher, the larger their part of its last answers, and fades with time. After a passed trial it
+may refuse `SPARED` more requests that others serve, between two that it serves, before they count
+in its price. Newer engines beside it may know more fields.
 """
 
 from __future__ import annotations
