@@ -173,6 +173,7 @@ async def run(
     work_s: float = 0.05,
     healthy: int = 40,
     say: Callable[[str], None] = lambda _: None,
+    are_one: bool = False,
     **options: object,
 ) -> Found:
     """Requests while one engine fails for so many seconds, then until it serves again."""
@@ -199,7 +200,7 @@ async def run(
                 if begun_s is not None and counted:
                     found.asked += 1
                     number_of = found.asked
-                headers = {"X-Session-ID": f"s{number}-{turn // TURNS}"}
+                headers = {} if are_one else {"X-Session-ID": f"s{number}-{turn // TURNS}"}
                 body = chat(words(40, f"c{number}t{turn}"))
                 got = await proxy.post(body, headers=headers)
                 answered += 1

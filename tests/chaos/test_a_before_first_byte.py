@@ -438,14 +438,23 @@ async def test_f114_the_holder_of_a_response_dies(rig: Floor, *, is_continued: b
         assert r.posts == before, "nobody was asked"
 
 
-@pytest.mark.parametrize("way", list(black_hole.WAYS))
+ONE_CLIENT = ("400", "abort", "abort in one piece", "no choices", "500")
+"""Ways that are tried also where all clients count as one."""
+
+
+@pytest.mark.parametrize(
+    ("way", "are_one"),
+    [*[(way, False) for way in black_hole.WAYS], *[(way, True) for way in ONE_CLIENT]],
+)
 async def test_f142_one_fails_at_once(
-    rig: Floor, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+    rig: Floor, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch, *, are_one: bool
 ) -> None:
     """Shortened: python -m bench.faults.black_hole has the times of the real limits."""
     for name, seconds in (("CALM_S", 0.2), ("OPEN_S", 0.3), ("TRIED_S", 0.3)):
         monkeypatch.setattr(health, name, seconds)
-    found = await black_hole.run(tmp_path, way, seconds=1.0, work_s=0.03, slow_start=0.2)
+    found = await black_hole.run(
+        tmp_path, way, seconds=1.0, work_s=0.03, slow_start=0.2, are_one=are_one
+    )
     figures.say("F130", black_hole.line(way, found))
     assert found.ratio <= 0.02, black_hole.line(way, found)
     assert found.asked > 2 * black_hole.FREE, "the three others serve"
