@@ -26,8 +26,8 @@ from rich.console import Console
 
 from bench.cost.tables import Grid, number
 from bench.measuring import bodies
-from proxy.core.admission.engine_reports import EngineKv
-from proxy.core.lease import Phase
+from proxy.core.accounts.engine_reports import EngineKv
+from proxy.core.accounts.lease import Phase
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts, RouterConfig

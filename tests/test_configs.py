@@ -9,7 +9,7 @@ import pytest
 
 from proxy.config.load import default_toml, load, option_tables
 from proxy.config.options import Settings
-from proxy.core.admission.engine_reports import EngineKv, EngineStats
+from proxy.core.accounts.engine_reports import EngineKv, EngineStats
 from proxy.core.routing.router import Router
 from proxy.core.types import (
     Fallback,

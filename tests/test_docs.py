@@ -9,7 +9,7 @@ import pytest
 
 from proxy.config.options import Settings
 from proxy.config.values import value_text
-from proxy.core.admission.engine_reports import EngineKv, EngineStats
+from proxy.core.accounts.engine_reports import EngineKv, EngineStats
 from proxy.core.placement.alternatives import Alternatives, PastChecks, unpriced
 from proxy.core.routing.router import Router
 from proxy.core.thermal.options import RANGES, ThermalOptions

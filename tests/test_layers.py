@@ -15,9 +15,8 @@ ROOT = Path(__file__).parent.parent
 DIRECTIONS = {
     "proxy": "cli | app | request, admin, process | state | fleet | net.upstream, net.server"
     " | telemetry | net | protocol | config | core",
-    "proxy.core": "routing | placement | admission, fleet | ledger | instances"
-    " | kvcache, connectors, admission.engine_reports, admission.refusals"
-    " | latency, lease, thermal | types",
+    "proxy.core": "routing | placement | admission, fleet | accounts | kvcache, connectors"
+    " | latency, thermal | types",
     "replayer": "demo, virtual | replay, simulator | engine, trace, arguments, terminal",
     "analysis": "cli | regret, elastic | check, league, report, thermal"
     " | bench, rivals, runs | phases | measures",
@@ -249,7 +248,7 @@ TESTED_ELSEWHERE = {
     "proxy.core.thermal.policy": "test_laws.py and test_controller.py: the founding one, mistakes",
     "proxy.core.thermal.readings": "vocabulary only: readings and limits",
     "proxy.core.kvcache.links": "test_published_index.py: prompts of text, what is left of them",
-    "proxy.core.lease": "test_ledger.py: the conservation law",
+    "proxy.core.accounts.lease": "test_ledger.py: the conservation law",
     "proxy.config.in_force": "process/test_reload.py: what a reload changes",
     "proxy.process.body_worker": "request/test_large_bodies.py: the process itself",
     "proxy.core.routing.actions": "test_request_flow.py: each path as a transcript",

@@ -66,7 +66,7 @@ def test_each_extension_has_each_flag_once(
         ["-O3", "-fvisibility=hidden"]
     ] * 3
     assert asked["multi_file"], "one file for all takes several times as long"
-    assert "proxy/core/ledger.py" in asked["paths"]
+    assert "proxy/core/accounts/ledger.py" in asked["paths"]
     assert "proxy/protocol/headers.py" not in asked["paths"]
     said = capsys.readouterr().out
     assert "compiling" in said

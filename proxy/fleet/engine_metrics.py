@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping
 from typing import NamedTuple
 
-from proxy.core.admission.engine_reports import EngineStats
+from proxy.core.accounts.engine_reports import EngineStats
 from proxy.net.peer_documents import wanted_lines
 
 MOST = 1 << 53

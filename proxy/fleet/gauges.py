@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from proxy.core.admission.engine_reports import EngineStats
+from proxy.core.accounts.engine_reports import EngineStats
 from proxy.core.fleet.health import State
 from proxy.core.kvcache.published import PublishedBlocks
 from proxy.core.latency.model import CALIBRATION_QUANTILES

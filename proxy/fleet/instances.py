@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from urllib.parse import urlsplit
 
 from proxy.config.values import InstanceSpec
-from proxy.core.admission.engine_reports import EngineKv, EngineStats
+from proxy.core.accounts.engine_reports import EngineKv, EngineStats
 from proxy.core.fleet.health import MUTE_S, Change, State
 from proxy.core.routing.router import Router
 from proxy.core.types import THRESHOLD_FIELDS, FailureKind, Instance

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count
 
-from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.accounts.engine_reports import EngineKv
 from proxy.core.fleet.health import Change
 from proxy.core.fleet.retries import Budget
 from proxy.core.routing.actions import (

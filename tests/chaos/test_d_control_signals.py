@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from proxy.admin.endpoints import MODELS_TIMEOUT_S
-from proxy.core.admission import engine_reports, gate
+from proxy.core.accounts import engine_reports
+from proxy.core.admission import gate
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.placement import rules
 from proxy.net import addresses, timeouts

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from proxy.config.load import load
-from proxy.core.lease import Phase
+from proxy.core.accounts.lease import Phase
 from tests.chaos.scripted import Scripted
 from tests.support.admin import call
 from tests.support.harness import ServedProxy, chat, plain, proxied, until, words

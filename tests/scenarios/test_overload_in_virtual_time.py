@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.accounts.engine_reports import EngineKv
 from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
 from proxy.core.admission.retry_after import RetryAdvice, milliseconds
 from proxy.core.routing.route import Route

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.accounts.engine_reports import EngineKv
 from proxy.core.kvcache.trust import Counts
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from proxy.core.accounts.instances import InstanceStates
 from proxy.core.connectors import CONNECTORS, transfer_rules
-from proxy.core.instances import InstanceStates
 from proxy.core.latency.model import Latency
 from proxy.core.placement.decision import Candidates, PlacementView
 from proxy.core.types import Candidate, Instance, Load, RequestFacts, RouterConfig

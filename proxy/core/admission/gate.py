@@ -28,9 +28,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.accounts.engine_reports import EngineKv
+from proxy.core.accounts.instances import InstanceState, InstanceStates
 from proxy.core.admission.retry_after import UNKNOWN_DRAIN_S
-from proxy.core.instances import InstanceState, InstanceStates
 from proxy.core.kvcache.engine_cache import KV_TURNOVER_S, KV_USABLE_RATIO
 from proxy.core.thermal.fleet_limits import HeatByInstance
 from proxy.core.types import OFF, Load, RejectReason, Thresholds

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
-from proxy.core.admission.engine_reports import OwnRatio, fleet_ratio
-from proxy.core.instances import InstanceStates
+from proxy.core.accounts.engine_reports import OwnRatio, fleet_ratio
+from proxy.core.accounts.instances import InstanceStates
 from proxy.core.types import BYTES_PER_TOKEN_PRIOR, MEDIA_PRIOR
 
 LEAST_RATIO, MOST_RATIO = 0.25, 64.0

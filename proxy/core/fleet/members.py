@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from proxy.core.accounts.instances import InstanceState, InstanceStates
 from proxy.core.fleet.health import Health
-from proxy.core.instances import InstanceState, InstanceStates
 from proxy.core.thermal.fleet_limits import HeatByInstance
 from proxy.core.types import Instance
 

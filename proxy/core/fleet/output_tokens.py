@@ -7,8 +7,8 @@ than that would seem to decode faster than the others, and draw their traffic.
 
 from __future__ import annotations
 
-from proxy.core.admission.engine_reports import OwnRatio, fleet_ratio
-from proxy.core.instances import InstanceStates
+from proxy.core.accounts.engine_reports import OwnRatio, fleet_ratio
+from proxy.core.accounts.instances import InstanceStates
 
 PRIOR = 1.0
 LEAST_RATIO, MOST_RATIO = 0.5, 8.0

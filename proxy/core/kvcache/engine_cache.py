@@ -1,6 +1,6 @@
 """The assumed contents of one engine's KV cache, of one incarnation of an instance.
 
-`EngineCache` is a part of the instance's state (core.instances). Its blocks are kept in the order
+`EngineCache` is a part of the instance's state (core.accounts). Its blocks are kept in the order
 in which the engine evicts them, as runs of equal age (`Runs`). A prompt in use holds its blocks
 (`Hold`); from its placement to its end it is a `Use`.
 

@@ -334,7 +334,7 @@ class Times:
 
 
 class TimesByName(ABC):
-    """Access to the times in the instances' states (core.instances), and to nothing else there."""
+    """Access to the times in the instances' states (core.accounts), and to nothing else there."""
 
     @abstractmethod
     def times_of(self, name: str) -> Times | None:

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from proxy.core.accounts.ledger import Ledger
 from proxy.core.admission.gate import ANY_MODEL, Busy
 from proxy.core.latency.model import Latency
-from proxy.core.ledger import Ledger
 from proxy.core.thermal.fleet_control import EMERGENCY, FleetControl
 from proxy.core.thermal.readings import HeatLimits
 from proxy.core.thermal.victims import MoveBudget, Victim, is_worth_moving, most_evictions

@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from proxy.core.accounts.lease import Phase
+from proxy.core.accounts.ledger import Ledger
 from proxy.core.admission.gate import Gate
 from proxy.core.fleet.members import Fleet
-from proxy.core.lease import Phase
-from proxy.core.ledger import Ledger
 from proxy.core.routing.lifecycle import BlockUses, LatencyTracker
 from proxy.core.routing.route import Route
 from proxy.core.types import RequestFacts

@@ -11,7 +11,7 @@ that came back is another: what a route still writes to the old one is never rea
 
 from __future__ import annotations
 
-from proxy.core.instances import InstanceStates
+from proxy.core.accounts.instances import InstanceStates
 from proxy.core.kvcache.engine_cache import Use
 from proxy.core.kvcache.reuse import Reuse
 from proxy.core.latency.model import Latency

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from proxy.core.accounts.lease import Lease
 from proxy.core.kvcache.claims import Claim
 from proxy.core.kvcache.engine_cache import Use
 from proxy.core.kvcache.sessions import Stay
 from proxy.core.latency.model import Measured, Times
-from proxy.core.lease import Lease
 from proxy.core.placement.alternatives import Alternatives, Shadowed
 from proxy.core.types import Fallback, Instance, Place, Reason, RouteClass
 

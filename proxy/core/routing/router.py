@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from proxy.core.accounts.instances import InstanceState
+from proxy.core.accounts.lease import Phase
+from proxy.core.accounts.ledger import Ledger, UnreleasedKv
 from proxy.core.admission.gate import ANY_MODEL, Busy, Gate
 from proxy.core.admission.retry_after import RETRY_AFTER_MAX_S, retry_after_s
 from proxy.core.connectors import CONNECTORS, transfer_rules
@@ -18,7 +21,6 @@ from proxy.core.fleet.events import InstanceEvents
 from proxy.core.fleet.health import State
 from proxy.core.fleet.members import Fleet, Member
 from proxy.core.fleet.output_tokens import OutputTokens
-from proxy.core.instances import InstanceState
 from proxy.core.kvcache.conversations import NOBODY, Conversations, Found
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.published_index import PublishedIndex
@@ -27,8 +29,6 @@ from proxy.core.kvcache.sessions import Past, Sessions, Stay, StoredResponses
 from proxy.core.kvcache.trust import Counts, Trust
 from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
-from proxy.core.lease import Phase
-from proxy.core.ledger import Ledger, UnreleasedKv
 from proxy.core.placement.alternatives import Shadowed
 from proxy.core.placement.decision import (
     Candidates,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from proxy.core.instances import InstanceStates
+from proxy.core.accounts.instances import InstanceStates
 from proxy.core.kvcache.conversations import Found
 from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.prefix_index import PrefixIndex

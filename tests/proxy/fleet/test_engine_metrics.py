@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.core.admission.engine_reports import EngineStats
+from proxy.core.accounts.engine_reports import EngineStats
 from proxy.fleet import engine_metrics
 from proxy.fleet.engine_metrics import _sample
 from proxy.fleet.instances import Instances

@@ -13,7 +13,7 @@ import proxy
 from proxy.config.in_force import OptionsInForce, router_config
 from proxy.config.options import Settings
 from proxy.config.values import InstanceSpec
-from proxy.core.lease import Lease, Phase
+from proxy.core.accounts.lease import Lease, Phase
 from proxy.core.routing.router import Router
 from proxy.fleet.instances import Instances
 from proxy.fleet.membership import (

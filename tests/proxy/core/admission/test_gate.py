@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.accounts.engine_reports import EngineKv
+from proxy.core.accounts.instances import InstanceStates
 from proxy.core.admission.gate import ANY_MODEL, STALE_S, Gate
 from proxy.core.admission.retry_after import (
     RETRY_AFTER_MAX_S,
@@ -18,7 +19,6 @@ from proxy.core.admission.retry_after import (
     UNKNOWN_DRAIN_S,
     retry_after_s,
 )
-from proxy.core.instances import InstanceStates
 from proxy.core.types import OFF, THRESHOLD_FIELDS, Load, RejectReason, Thresholds
 
 BATCHED, TPS = 8192, 20_000.0

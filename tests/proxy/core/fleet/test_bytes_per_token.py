@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.accounts.instances import InstanceStates
 from proxy.core.fleet.bytes_per_token import (
     LEAST_RATIO,
     MOST_MEDIA_TOKENS,
     MOST_RATIO,
     BytesPerToken,
 )
-from proxy.core.instances import InstanceStates
 from proxy.core.types import BYTES_PER_TOKEN_PRIOR, MEDIA_PRIOR
 from tests.support.examples import examples
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from proxy.core.accounts.ledger import Ledger
 from proxy.core.fleet.askers import DOUBTS
 from proxy.core.fleet.events import InstanceEvents
 from proxy.core.fleet.health import (
@@ -17,7 +18,6 @@ from proxy.core.fleet.health import (
     State,
 )
 from proxy.core.fleet.members import SAME_START_S, Fleet, Member
-from proxy.core.ledger import Ledger
 from proxy.core.types import FailureKind, Instance
 
 NO_FAULTS = {

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.accounts.instances import InstanceStates
 from proxy.core.fleet.output_tokens import OutputTokens
-from proxy.core.instances import InstanceStates
 
 
 def fleet_of(*names: str) -> OutputTokens:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.instances import InstanceStates
+from proxy.core.accounts.instances import InstanceStates
 from proxy.core.latency.model import (
     STEP_PRIOR_S,
     WAY_PRIOR_S,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.accounts.instances import InstanceStates
 from proxy.core.connectors import CONNECTORS, transfer_rules
-from proxy.core.instances import InstanceStates
 from proxy.core.kvcache.conversations import Found
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.sessions import Sessions

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.accounts.engine_reports import EngineKv
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.instances import InstanceStates
+from proxy.core.accounts.instances import InstanceStates
+from proxy.core.accounts.ledger import Ledger
 from proxy.core.latency.slo_pressure import SloPressure
-from proxy.core.ledger import Ledger
 from proxy.core.routing.lifecycle import LatencyTracker
 from proxy.core.routing.route import Route
 from proxy.core.types import Instance, Load, Reason, RequestFacts, RouteClass

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.accounts.engine_reports import EngineKv
 from proxy.core.fleet.health import State
 from proxy.core.placement.decision import Candidates, Choice, PlacementView, chosen
 from proxy.core.placement.rules import PLACEMENTS

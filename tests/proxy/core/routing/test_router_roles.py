@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.admission.engine_reports import EngineKv
-from proxy.core.lease import Phase
+from proxy.core.accounts.engine_reports import EngineKv
+from proxy.core.accounts.lease import Phase
 from proxy.core.placement.policies import POLICIES
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router

@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.accounts.engine_reports import EngineKv
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts, RouterConfig

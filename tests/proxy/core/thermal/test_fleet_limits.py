@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.accounts.instances import InstanceStates
 from proxy.core.admission.gate import Gate
 from proxy.core.admission.retry_after import UNKNOWN_DRAIN_S
-from proxy.core.instances import InstanceStates
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_limits import HeatByInstance

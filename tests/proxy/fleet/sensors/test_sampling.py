@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config.options import Settings
-from proxy.core.lease import Phase
+from proxy.core.accounts.lease import Phase
 from tests.proxy.fleet.sensors.test_dcgm import exposition
 from tests.support.admin import call
 from tests.support.harness import RawEngine, ServedProxy, plain, until

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.instances import InstanceStates
-from proxy.core.ledger import UnreleasedKv
+from proxy.core.accounts.instances import InstanceStates
+from proxy.core.accounts.ledger import UnreleasedKv
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, RequestFacts, RouterConfig

@@ -16,11 +16,11 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
-from proxy.core.admission.engine_reports import OwnRatio, ReportHistory
-from proxy.core.admission.refusals import Refusals
+from proxy.core.accounts.engine_reports import OwnRatio, ReportHistory
+from proxy.core.accounts.lease import Account
+from proxy.core.accounts.refusals import Refusals
 from proxy.core.kvcache.engine_cache import EngineCache, ReleaseRate
 from proxy.core.latency.model import Times, TimesByName
-from proxy.core.lease import Account
 
 
 class InstanceState:

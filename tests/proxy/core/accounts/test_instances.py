@@ -1,7 +1,7 @@
 """One state per incarnation: what is dropped is out of reach for whoever still holds it."""
 
+from proxy.core.accounts.instances import InstanceState, InstanceStates
 from proxy.core.fleet.health import CONNECTS, RISE
-from proxy.core.instances import InstanceState, InstanceStates
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, Load, RequestFacts, RouterConfig

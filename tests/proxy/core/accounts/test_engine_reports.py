@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.admission.engine_reports import (
+from proxy.core.accounts.engine_reports import (
     ANSWERS,
     CLIP,
     EARLY,

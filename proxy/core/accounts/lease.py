@@ -4,7 +4,7 @@ Every change of phase replaces that tuple: the old charges are taken back, the n
 step. Nothing else writes a counter. Counters are never clamped, since a clamp would hide a leak.
 
 A charge points at the account it was made on, which is that of one incarnation of an instance
-(core.instances). What comes after it has an account of its own, so a lease from before releases
+(`instances.py`). What comes after it has an account of its own, so a lease from before releases
 into the old one.
 """
 

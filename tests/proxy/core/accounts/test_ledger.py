@@ -19,9 +19,9 @@ from hypothesis.stateful import (
 )
 
 from proxy.core import is_compiled
-from proxy.core.instances import InstanceStates
-from proxy.core.lease import Charge, Lease, Phase
-from proxy.core.ledger import Ledger
+from proxy.core.accounts.instances import InstanceStates
+from proxy.core.accounts.lease import Charge, Lease, Phase
+from proxy.core.accounts.ledger import Ledger
 from tests.support.examples import examples
 
 NAMES = ("a", "b", "c")

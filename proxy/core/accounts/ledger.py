@@ -1,6 +1,6 @@
 """Ongoing tokens per instance, and KV that broken hand-overs may still hold.
 
-Only leases write counters (core.lease), so the conservation law holds by construction. An
+Only leases write counters (`lease.py`), so the conservation law holds by construction. An
 instance's counters equal the sum over live leases, and are zero without leases.
 
 An engine does not report what it has pinned. KV that a broken hand-over may have left pinned
@@ -14,8 +14,8 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from proxy.core.instances import InstanceState, InstanceStates
-from proxy.core.lease import Account, Charge, OpenLeases, Phase
+from proxy.core.accounts.instances import InstanceState, InstanceStates
+from proxy.core.accounts.lease import Account, Charge, OpenLeases, Phase
 from proxy.core.types import NONE_UNRELEASED, Load
 
 

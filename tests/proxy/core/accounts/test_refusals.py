@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.admission.refusals import OWN, Refusals
+from proxy.core.accounts.refusals import OWN, Refusals
 
 BUSY_S = 30.0
 
