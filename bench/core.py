@@ -28,6 +28,7 @@ from bench.cost.tables import Grid, number
 from bench.measuring import bodies
 from proxy.core.accounts.engine_reports import EngineKv
 from proxy.core.accounts.lease import Phase
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts, RouterConfig
@@ -109,43 +110,45 @@ def busy_router(
 ) -> Router:
     """Instances with running streams and full caches; each conversation is known to two."""
     rng = random.Random(case.instances)
-    router = Router(RouterConfig(prefill_throughput=20_000, offload_policy=case.policy))
+    router = Router(FleetState(RouterConfig(prefill_throughput=20_000, offload_policy=case.policy)))
     names = [f"instance{i}" for i in range(case.instances)]
     for name in names:
-        router.add(Instance(name, f"http://{name}:8000", f"http://{name}:8998"))
-        router.events.probe_answered(name, 0.0)
-        router.gate.observe_engine(name, EngineKv(KV_TOKENS, 0.5), 0.0)
+        router.known.add(Instance(name, f"http://{name}:8000", f"http://{name}:8998"))
+        router.known.events.probe_answered(name, 0.0)
+        router.known.gate.observe_engine(name, EngineKv(KV_TOKENS, 0.5), 0.0)
         for _ in range(rng.randint(1, 8)):
-            router.ledger.open(router.ledger.charge(name, Phase.DECODE, rng.randint(500, 50_000)))
+            router.known.ledger.open(
+                router.known.ledger.charge(name, Phase.DECODE, rng.randint(500, 50_000))
+            )
     _fill(router, sessions, rng)
     for raw in traffic.batch(VARIANTS):
         known = facts_of(estimator, orjson.loads(raw)).block_hashes
         for name in names:
-            router.prefixes.insert(
-                router.fleet.states[name].cache, known[: int(len(known) * SHARED_RATIO)]
+            router.known.prefixes.insert(
+                router.known.fleet.states[name].cache, known[: int(len(known) * SHARED_RATIO)]
             )
         for name in rng.sample(names, 2):
-            cache = router.fleet.states[name].cache
-            router.prefixes.insert(cache, known[: int(len(known) * KNOWN_RATIO)])
+            cache = router.known.fleet.states[name].cache
+            router.known.prefixes.insert(cache, known[: int(len(known) * KNOWN_RATIO)])
     return router
 
 
 def _fill(router: Router, sessions: int, rng: random.Random) -> None:
     """Fill the caches with older KV, and the table with sessions that are idle."""
-    caches = [state.cache for state in router.fleet.states]
+    caches = [state.cache for state in router.known.fleet.states]
     first_block = count(1, RUN_BLOCKS)
     for cache in caches:
-        router.prefixes.limit(cache, KV_TOKENS // BLOCK_TOKENS)
+        router.known.prefixes.limit(cache, KV_TOKENS // BLOCK_TOKENS)
         # Not until it is full: the index as a whole has a bound that many instances reach before.
         for _ in range(KV_TOKENS // BLOCK_TOKENS // RUN_BLOCKS + 1):
             start = next(first_block)
-            router.prefixes.now_s = rng.uniform(-IDLE_S, 0.0)
-            router.prefixes.insert(cache, range(start, start + RUN_BLOCKS))
+            router.known.prefixes.now_s = rng.uniform(-IDLE_S, 0.0)
+            router.known.prefixes.insert(cache, range(start, start + RUN_BLOCKS))
     for at in range(sessions):
         cache, since_s = caches[at % len(caches)], IDLE_S * (at / sessions - 1.0)
-        stay = router.sessions.assign(f"known-{at}", cache, since_s, rng.randint(500, 9000))
+        stay = router.known.sessions.assign(f"known-{at}", cache, since_s, rng.randint(500, 9000))
         if stay is not None:
-            router.sessions.ended(stay, stay.tokens, since_s)
+            router.known.sessions.ended(stay, stay.tokens, since_s)
 
 
 def facts_of(

@@ -180,7 +180,7 @@ async def measure(
     await server.start()
     try:
         for name in server.state.instances.by_name:
-            server.state.router.events.answered(name)
+            server.state.router.known.events.answered(name)
         rig = Rig(server, kind)
         best_s = float("inf")
         gc.disable()
@@ -211,7 +211,7 @@ async def per_event(instances: tuple[InstanceSpec, ...], limit: int) -> float:
     await server.start()
     try:
         for name in server.state.instances.by_name:
-            server.state.router.events.answered(name)
+            server.state.router.known.events.answered(name)
         rig = Rig(server, "events")
         rig._pieces = _long_answer(has_ids=limit > 0)
         best_s = float("inf")
@@ -272,7 +272,7 @@ async def per_event_on_sockets(limit: int) -> float:
     )
     await server.start()
     try:
-        server.state.router.events.answered("i")
+        server.state.router.known.events.answered("i")
         port = int(server.url.rpartition(":")[2])
         best_s = float("inf")
         for _ in range(RUNS):

@@ -146,8 +146,8 @@ class Routes:
             state.telemetry.last,
             state.thermal,
         )
-        self._thresholds = BusyThreshold(state.router, options, state.clock)
-        self._batch = Batch(state.thermal, state.router, options, state.clock)
+        self._thresholds = BusyThreshold(state.known, options, state.clock)
+        self._batch = Batch(state.thermal, state.known, options, state.clock)
         self._models = ModelsPath(instances, state.access)
         legs = LegOwners(
             state.clock,
@@ -167,6 +167,7 @@ class Routes:
             state.unread,
             state.estimator,
             state.router,
+            state.known,
             state.waiting,
             state.in_flight,
             instances,
@@ -308,7 +309,7 @@ class Proxy:
         self._stop = asyncio.Event()
 
     async def _leave_snapshot(self) -> BinaryIO:
-        return await snapshot.leave(self.state.router, self.state.thermal.control)
+        return await snapshot.leave(self.state.known, self.state.thermal.control)
 
     async def _refuse_opening(self) -> None:
         await self.reloader.refuse_opening()
@@ -366,7 +367,7 @@ class Proxy:
         if self._inherited.snapshot is not None:
             heat, now_s = state.thermal.control, state.clock.now_s()
             whose = nobody if settings.api_key is None else tenant_of
-            snapshot.take(state.router, heat, self._inherited.snapshot, now_s, whose)
+            snapshot.take(state.known, heat, self._inherited.snapshot, now_s, whose)
             if settings.limits_heat:
                 state.thermal.tick()  # orders hold from the first request on
         if self._inherited.has_predecessor and not await self._probes.look_round():

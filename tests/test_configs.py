@@ -10,6 +10,7 @@ import pytest
 from proxy.config.load import default_toml, load, option_tables
 from proxy.config.options import Settings
 from proxy.core.accounts.engine_reports import EngineKv, EngineStats
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from proxy.core.types import (
     Fallback,
@@ -52,17 +53,17 @@ def exported():
         if isinstance(metric, Counts | Spreads) and metric.label_names:
             metric.labels(*("x" for _ in metric.label_names))
     thresholds = Thresholds(active_prefill_tokens_threshold=1)
-    router = Router(RouterConfig(prefill_throughput=20000, thresholds=thresholds))
-    router.add(Instance("a", "http://a:1"))
-    router.gate.observe_engine("a", EngineKv(1000, 0.5), 0.0)
+    router = Router(FleetState(RouterConfig(prefill_throughput=20000, thresholds=thresholds)))
+    router.known.add(Instance("a", "http://a:1"))
+    router.known.gate.observe_engine("a", EngineKv(1000, 0.5), 0.0)
     for _ in range(8):
-        router.latency.calibration.observe("WARM", 1.0, 1.0, queued=False)
+        router.known.latency.calibration.observe("WARM", 1.0, 1.0, queued=False)
     stats = EngineStats(
         kv_used_ratio=0.5, looked_up_tokens=4, local_hit_tokens=2, external_hit_tokens=1
     )
-    published = router.published.open("a", 0)
+    published = router.known.published.open("a", 0)
     published.heard_s = published.lag_s = 0.0
-    metrics.registry.register(FleetCollector(router, {"a": stats}, known_heat("a")))
+    metrics.registry.register(FleetCollector(router.known, {"a": stats}, known_heat("a")))
     metrics.registry.register(gpu_collector())
     labels: dict[str, set[str]] = {}
     for family in metrics.registry.collect():

@@ -10,6 +10,7 @@ import pytest
 from proxy.config.options import Settings
 from proxy.config.values import value_text
 from proxy.core.accounts.engine_reports import EngineKv, EngineStats
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.alternatives import Alternatives, PastChecks, unpriced
 from proxy.core.routing.router import Router
 from proxy.core.thermal.options import RANGES, ThermalOptions
@@ -99,15 +100,15 @@ def metric_table():
         if isinstance(metric, Counts | Spreads) and metric.label_names:
             metric.labels(*metric.label_names)
     thresholds = Thresholds(active_prefill_tokens_threshold=1)
-    router = Router(RouterConfig(prefill_throughput=20000, thresholds=thresholds))
-    router.add(Instance("a", "http://a:1"))
-    router.gate.observe_engine("a", EngineKv(1000, 0.5), 0.0)
+    router = Router(FleetState(RouterConfig(prefill_throughput=20000, thresholds=thresholds)))
+    router.known.add(Instance("a", "http://a:1"))
+    router.known.gate.observe_engine("a", EngineKv(1000, 0.5), 0.0)
     stats = EngineStats(
         kv_used_ratio=0.5, looked_up_tokens=4, local_hit_tokens=2, external_hit_tokens=1
     )
-    router.published.open("a", 0)
-    router.latency.calibration.observe("WARM", 1.0, 1.0, queued=False)
-    metrics.registry.register(FleetCollector(router, {"a": stats}, known_heat("a")))
+    router.known.published.open("a", 0)
+    router.known.latency.calibration.observe("WARM", 1.0, 1.0, queued=False)
+    metrics.registry.register(FleetCollector(router.known, {"a": stats}, known_heat("a")))
     metrics.registry.register(gpu_collector())
     rows = {}
     for family in metrics.registry.collect():

@@ -21,6 +21,7 @@ from analysis.check.fit import NAMES, Constants, Fit, fit, line
 from analysis.check.logs import CheckSample, RunLog, read_run_log, samples_of
 from analysis.measures import METRICS, in_target_time, percentile, spread
 from analysis.runs import RunError
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from replayer.engine.costs import IntakeCost
 from replayer.engine.types import EngineOptions
@@ -206,7 +207,7 @@ def predict(
         scrape_interval_s=limits["scrape_interval"],
         proxy=proxy,
     )
-    return simulate(recorded.planned(log.seen()), Router(recorded.config()), options)
+    return simulate(recorded.planned(log.seen()), Router(FleetState(recorded.config())), options)
 
 
 def compared(

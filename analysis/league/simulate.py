@@ -23,6 +23,7 @@ from typing import Any
 from analysis.bench.stats import spread
 from analysis.league.fleet import EngineFleet
 from analysis.rivals.registry import RIVALS, Rival
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.decision import Decide
 from proxy.core.routing.router import Router
 from proxy.core.types import RouterConfig
@@ -86,7 +87,7 @@ def run_rival(
     decide = make_rule(rival, fleet)
     config, options = setting(rival, fleet, block_tokens, until_s)
     observers = [] if decide is None else [decide]
-    return simulate(planned, Router(config, decide=decide), options, observers)
+    return simulate(planned, Router(FleetState(config), decide=decide), options, observers)
 
 
 def make_rule(rival: Rival, fleet: EngineFleet) -> Decide | None:

@@ -34,6 +34,7 @@ from analysis.regret.oracle import Mode, Probe
 from analysis.regret.outcomes import RegretRun
 from analysis.regret.summary import Regret, summarise_regret
 from analysis.rivals.registry import BASELINE, RIVALS
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.latency.slo import Slo
 from proxy.core.placement.policies import POLICIES
 from proxy.core.routing.router import Router
@@ -198,7 +199,7 @@ def run_probed(
     probe = Probe(policy, mode, wanted, offloads=task.offloads)
     terms = Terms(task.rules.slo, task.horizon_s, task.futures, task.rules.seed)
     observers = [] if rule is None else [rule]
-    router = Router(config, decide=probe)
+    router = Router(FleetState(config), decide=probe)
     fleet = BranchingFleet(planned, router, options, observers, terms)
     probe.attach(fleet)
     return probe, fleet.run()

@@ -26,6 +26,7 @@ from bench.routing.engine import (
 from bench.routing.load import THINK_CAP_S, Work
 from bench.routing.measured import Answered, Run
 from bench.routing.runs import Cell
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from proxy.core.types import RouterConfig
 from replayer.engine.costs import StepCost
@@ -104,7 +105,7 @@ def endless(cell: Cell, work: Work) -> Run:
     )
     config = RouterConfig(prefill_throughput=PREFILL_TPS, kv_connector="none")
     options = VirtualOptions((engine,) * cell.shape.engines, block_tokens, timeout_s=PATIENCE_S)
-    run = simulate(plan_slots(source, slots), Router(config), options)
+    run = simulate(plan_slots(source, slots), Router(FleetState(config)), options)
     answered = [
         Answered(row.session_id, row.ttft_s, row.tpot_s, row.prompt_tokens, row.cached_tokens)
         for row in run.rows

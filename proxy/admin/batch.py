@@ -16,7 +16,7 @@ from aiohttp import web
 
 from proxy.admin.auth import BodyError, small_object
 from proxy.config.in_force import OptionsInForce
-from proxy.core.routing.router import Router
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.thermal.orders import (
     TARGET_CELSIUS,
     TTL_LEAST_S,
@@ -45,12 +45,12 @@ _log = logging.getLogger(__name__)
 
 
 class Batch:
-    """Handlers for the thermal control of one router."""
+    """Handlers for the thermal control of one known."""
 
     def __init__(
-        self, thermal: ThermalControl, router: Router, options: OptionsInForce, clock: Clock
+        self, thermal: ThermalControl, known: FleetState, options: OptionsInForce, clock: Clock
     ) -> None:
-        self._thermal, self._router = thermal, router
+        self._thermal, self._known = thermal, known
         self._options, self._clock = options, clock
         self._ordered_s = -math.inf
 
@@ -96,7 +96,7 @@ class Batch:
         return json_response({"version": version, "cleared": cleared, "instances": rows})
 
     def _names(self) -> list[str]:
-        return [member.instance.name for member in self._router.fleet.members()]
+        return [member.instance.name for member in self._known.fleet.members()]
 
     def _named(self, given: object) -> list[str]:
         """The instances that a request names; raises BodyError."""
@@ -129,12 +129,12 @@ class Batch:
         self._ordered_s = now_s
 
     def _status(self, name: str) -> dict[str, object]:
-        control, router, now_s = self._thermal.control, self._router, self._clock.now_s()
+        control, known, now_s = self._thermal.control, self._known, self._clock.now_s()
         status = control.status(name)
         shown: dict[str, object] = {
             "instance": name,
             "state": status.state,
-            "running": router.ledger.load(name).running_requests,
+            "running": known.ledger.load(name).running_requests,
             "max_num_seqs": status.limits.cap,
             "headroom_celsius": status.headroom_celsius,
             "watts_per_seq": status.watts_per_seq,

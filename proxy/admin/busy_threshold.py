@@ -17,7 +17,7 @@ from aiohttp import web
 
 from proxy.admin.auth import BodyError, small_object
 from proxy.config.in_force import OptionsInForce
-from proxy.core.routing.router import Router
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.types import THRESHOLD_FIELDS, Thresholds
 from proxy.net.server.responses import json_response
 from proxy.net.timeouts import Clock
@@ -29,15 +29,15 @@ _log = logging.getLogger(__name__)
 
 
 class BusyThreshold:
-    """Handlers for the gate of one router."""
+    """Handlers for the gate of one known."""
 
-    def __init__(self, router: Router, options: OptionsInForce, clock: Clock) -> None:
-        self._router, self._options, self._clock = router, options, clock
+    def __init__(self, known: FleetState, options: OptionsInForce, clock: Clock) -> None:
+        self._known, self._options, self._clock = known, options, clock
 
     async def get(self, request: web.Request) -> web.Response:
         """List the limits in force of every model that has its own; `*` is for all others."""
         del request
-        configured = self._router.gate.configured()
+        configured = self._known.gate.configured()
         return json_response({"thresholds": [_row(m, t) for m, t in configured.items()]})
 
     async def post(self, request: web.Request) -> web.Response:
@@ -51,7 +51,7 @@ class BusyThreshold:
     async def delete(self, request: web.Request) -> web.Response:
         """Remove all limits of a model, or with &field= one of them."""
         model, field = request.query.get("model", ""), request.query.get("field")
-        gate = self._router.gate
+        gate = self._known.gate
         if not model:
             # No default model: a caller that puts the model into a body, as in POST, would
             # otherwise remove all limits.
@@ -61,7 +61,7 @@ class BusyThreshold:
         if field is not None and field not in THRESHOLD_FIELDS:
             message = f"field must be one of {', '.join(THRESHOLD_FIELDS)}; got {field[:64]}"
             return json_response({"error": message}, 400)
-        known = self._known(model)
+        known = self._known_name(model)
         if known is None:
             return json_response({"error": f"Model '{model[:64]}' not found."}, 404)
         own = Thresholds() if field is None else gate.own(known).merged({field: None})
@@ -71,11 +71,11 @@ class BusyThreshold:
         return json_response(_row(known, now))
 
     def _update(self, body: Mapping[str, object]) -> dict[str, object]:
-        gate, model = self._router.gate, _model(body)
+        gate, model = self._known.gate, _model(body)
         given = {f: body[f] for f in THRESHOLD_FIELDS if body.get(f) is not None}
         changes: dict[str, float | int | None] = dict.fromkeys(_unset(body), None)
         changes |= {field: _checked(field, value) for field, value in given.items()}
-        known = self._known(model)
+        known = self._known_name(model)
         if not changes:
             return _row(known or model, gate.thresholds(model))
         if known is None:
@@ -92,26 +92,24 @@ class BusyThreshold:
         without = self._without_effect() if DECODE in given else []
         return _row(known, wanted) | ({"without_effect_on": without} if without else {})
 
-    def _known(self, model: str) -> str | None:
+    def _known_name(self, model: str) -> str | None:
         """The model as engines spell it; None if it is not served and has no limits."""
         configured = self._options.settings.model
-        served = self._router.fleet.models() | ({configured} if configured else set())
-        names = [*sorted(served), *self._router.gate.configured()]
+        served = self._known.fleet.models() | ({configured} if configured else set())
+        names = [*sorted(served), *self._known.gate.configured()]
         same = [name for name in names if name.lower() == model.lower()]
         return model if model in same else next(iter(same), None)
 
     def _without_effect(self) -> list[str]:
         """The instances whose engines have told no KV cache size."""
-        names = [member.instance.name for member in self._router.fleet.members()]
-        return [name for name in names if self._router.lacks_kv_size(name)]
+        names = [member.instance.name for member in self._known.fleet.members()]
+        return [name for name in names if self._known.lacks_kv_size(name)]
 
     def _busy(self, model: str, own: Thresholds) -> list[str]:
         """The instances that would be busy if a model had these limits of its own."""
-        router, now_s = self._router, self._clock.now_s()
-        loads = {
-            m.instance.name: router.ledger.load(m.instance.name) for m in router.fleet.members()
-        }
-        gate = router.gate
+        known, now_s = self._known, self._clock.now_s()
+        loads = {m.instance.name: known.ledger.load(m.instance.name) for m in known.fleet.members()}
+        gate = known.gate
         wanted = {name: gate.as_if(model, own, name) for name in loads}
         return [n for n, load in loads.items() if gate.busy(n, model, load, now_s, wanted[n])]
 

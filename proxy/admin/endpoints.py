@@ -99,7 +99,7 @@ class HealthPaths:
     async def health(self, request: web.Request) -> web.Response:
         """The state of every instance, and what is wrong; 200 while one serves, else 503."""
         del request
-        members, clock = self._instances.router.fleet.members(), self._instances.clock
+        members, clock = self._instances.known.fleet.members(), self._instances.clock
         now_s, serving = clock.now_s(), self._instances.is_serving
         instances: dict[str, dict[str, object]] = {
             m.instance.name: {
@@ -163,7 +163,7 @@ class FleetPaths:
         last: Callable[[int], Sequence[RequestRecord]],
         thermal: ThermalControl,
     ) -> None:
-        self._instances, self._router = instances, instances.router
+        self._instances, self._known = instances, instances.known
         self._heat, self._gpus = thermal.control, thermal.gpus
         self._in_flight = thermal.in_flight
         self._options, self._members, self._last = options, members, last
@@ -171,7 +171,7 @@ class FleetPaths:
     async def instances(self, request: web.Request) -> web.Response:
         """Every instance with its load, health and last engine report."""
         del request
-        members = self._router.fleet.members()
+        members = self._known.fleet.members()
         return json_response([self._describe(m.instance.name) for m in members])
 
     async def instance(self, request: web.Request) -> web.Response:
@@ -183,7 +183,7 @@ class FleetPaths:
         if not (wait.isdecimal() and len(wait) <= _DIGITS) or int(wait) > MOST_WAIT_S:
             return error_response(400, f"wait: whole seconds, 0 to {MOST_WAIT_S}")
         ended = await self._drain_end(name, int(wait))
-        if self._router.fleet.get(name) is not None:
+        if self._known.fleet.get(name) is not None:
             return json_response(self._describe(name) | self._left(name) | {"wait_ended": ended})
         if (ago_s := self._members.drained_for_s(name)) is not None:
             return json_response({"name": name, "status": "drained", "age_s": round(ago_s, 3)})
@@ -207,22 +207,22 @@ class FleetPaths:
         """Whether an instance serves or drains, and what a drain waits for."""
         if not self._members.is_draining(name):
             return {"status": "serving"}
-        load, now_s = self._router.ledger.load(name), self._instances.clock.now_s()
+        load, now_s = self._known.ledger.load(name), self._instances.clock.now_s()
         streams, upstream = self._in_flight.on(name), self._instances.get(name)
         left = {
             "requests": load.prefill_requests + load.inbound_requests + load.decode_requests,
             "fixed_streams": sum(served.why_fixed is not None for served in streams),
             "pinned_kv_tokens": load.pinned_tokens,
-            "unreleased_kv_tokens": self._router.unreleased_kv.on(name, now_s)[1],
+            "unreleased_kv_tokens": self._known.unreleased_kv.on(name, now_s)[1],
             "connections": 0 if upstream is None else upstream.in_use,
         }
         return {"status": "draining", "left": left}
 
     def _describe(self, name: str) -> dict[str, object]:
-        router, now_s = self._router, self._instances.clock.now_s()
-        member = router.fleet.get(name)
+        known, now_s = self._known, self._instances.clock.now_s()
+        member = known.fleet.get(name)
         assert member is not None
-        busy, load = router.busy_by_model(name, now_s), router.ledger.load(name)
+        busy, load = known.busy_by_model(name, now_s), known.ledger.load(name)
         stats = self._instances.reports.get(name)
         return {
             "name": name,
@@ -239,20 +239,20 @@ class FleetPaths:
             "busy_by_model": {m: state.check if state else None for m, state in busy.items()},
             "heat": _heat(self._heat.status(name)),
             "load": {**asdict(load), "ongoing_tokens": load.ongoing_tokens},
-            "usage_doubted": router.is_usage_doubted(name),
-            "learned_prefill_tps": round(router.latency.prefill_tps(name)),
-            "residual_ratios": _ratios(router.latency.of(name)),
-            "ttft_prediction_ratios": _calibration(router.latency.of(name)),
+            "usage_doubted": known.is_usage_doubted(name),
+            "learned_prefill_tps": round(known.latency.prefill_tps(name)),
+            "residual_ratios": _ratios(known.latency.of(name)),
+            "ttft_prediction_ratios": _calibration(known.latency.of(name)),
             "kv_tokens_assumed": member.state.assumed_kv_tokens,
             "live_kv_tokens": round(
-                router.sessions.live(member.state.cache).tokens(router.sessions.curve, now_s)
+                known.sessions.live(member.state.cache).tokens(known.sessions.curve, now_s)
             ),
             "sessions": member.state.cache.sessions,
             "prefix_blocks": member.state.cache.blocks,
             "kv_events": [
-                {"rank": rank, "is_believed": router.published.is_believed(name)}
+                {"rank": rank, "is_believed": known.published.is_believed(name)}
                 | _published(blocks, now_s)
-                for rank, blocks in router.published.ranks(name).items()
+                for rank, blocks in known.published.ranks(name).items()
             ],
             "gpus": [_gpu(reading, now_s) for reading in self._gpus.of(name)],
             "engine": asdict(stats) if stats else None,
@@ -293,7 +293,7 @@ class FleetPaths:
         With &mode=migrate its streams migrate if they can.
         """
         name = request.match_info["name"]
-        if self._router.fleet.get(name) is None:
+        if self._known.fleet.get(name) is None:
             return error_response(404, f"instance: {name} is not known")
         drain, mode = request.query.get("drain", "false"), request.query.get("mode")
         if drain not in ("true", "false"):
@@ -316,7 +316,7 @@ class FleetPaths:
         """Forget the home of a session; ?tenant=NAME for a tenant's session."""
         refuse_unasked(request)
         session = of_tenant(bounded(request.match_info["id"]), request.query.get("tenant"))
-        known = self._router.conversations.end_session(session or "")
+        known = self._known.conversations.end_session(session or "")
         return json_response({"ended": known}) if known else error_response(404, "no such session")
 
 
@@ -338,7 +338,7 @@ class ModelsPath:
 
     async def model(self, request: web.Request) -> web.Response:
         """The card of one model, whose name may have slashes in it."""
-        name, fleet = request.match_info["id"], self._instances.router.fleet
+        name, fleet = request.match_info["id"], self._instances.known.fleet
         try:
             cards = await self._cards(request)
             if (card := cards.get(name)) is not None:
@@ -353,9 +353,9 @@ class ModelsPath:
         """Each model's card, that of the longest context; raises ProxyError without a known key."""
         grant = self._access.grant(request.headers)
         auth = grant.added if grant.hidden else _auth(request)
-        by_name, listed = self._instances.by_name, self._instances.router.fleet.listed()
+        by_name, listed = self._instances.by_name, self._instances.known.fleet.listed()
         upstreams = [by_name[m.instance.name] for m in listed if m.instance.name in by_name]
-        key = auth, tuple(upstreams), self._instances.router.fleet.model_changes
+        key = auth, tuple(upstreams), self._instances.known.fleet.model_changes
         owner = request.remote or ""
         return await self._kept.get(key, lambda: self._asked(upstreams, auth, listed), owner)
 

@@ -16,7 +16,7 @@ from proxy.config.in_force import OptionsInForce, router_config
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
 from proxy.core.fleet.health import State
-from proxy.core.routing.router import Router
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.types import FailureKind
 from proxy.fleet.instances import Instances
 from proxy.fleet.membership import OPTIONS, Membership
@@ -29,7 +29,6 @@ from proxy.net.upstream.client import LENGTH, LIST_BYTES, Upstream, model_cards
 from proxy.net.upstream.pool import ConnectOptions
 from proxy.protocol.errors import UpstreamFailure
 from proxy.state.access import bearer
-from proxy.state.proxy_state import instance_tls
 from proxy.telemetry.log import printable
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
@@ -63,9 +62,9 @@ class Report:
 async def check(settings: Settings) -> Report:
     """Ask every instance. Raises ConfigError where the proxy would not start with these options."""
     _check_files(settings)
-    connect = ConnectOptions(instance_tls(settings), bearer(settings.instance_api_key))
-    router, clock = Router(router_config(settings)), Clock()
-    instances = Instances(router, clock, connect, lambda: None, lambda _: None)
+    connect = ConnectOptions(tls.own_for_instances(settings), bearer(settings.instance_api_key))
+    known, clock = FleetState(router_config(settings)), Clock()
+    instances = Instances(known, clock, connect, lambda: None, lambda _: None)
     log = logging.getLogger("proxy")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)  # whatever the probes would log is in the report
@@ -156,7 +155,7 @@ class _Look:
         return f"{name}: {'; '.join(filter(None, parts))}"
 
     def _rest(self, name: str) -> str:
-        member = self._instances.router.fleet.get(name)
+        member = self._instances.known.fleet.get(name)
         rest = member.health.rest if member is not None else None
         return "" if rest is None else _RESTS[rest]
 

@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 
 from proxy.core.accounts.engine_reports import EngineStats
 from proxy.core.fleet.health import State
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.kvcache.published import PublishedBlocks
 from proxy.core.latency.model import CALIBRATION_QUANTILES
-from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import THERMAL_STATES, FleetControl
 from proxy.core.types import Load, RejectReason
 from proxy.telemetry.metrics import PREFIX, single
@@ -97,13 +97,13 @@ _PUBLISHED_COUNTERS: tuple[tuple[str, str, Callable[[PublishedBlocks], int]], ..
 
 
 class FleetCollector(Collector):
-    """Gauges read from the router and the last engine reports at scrape time."""
+    """Gauges read from what is known and the last engine reports at scrape time."""
 
     def __init__(
-        self, router: Router, stats: dict[str, EngineStats], heat: FleetControl | None = None
+        self, known: FleetState, stats: dict[str, EngineStats], heat: FleetControl | None = None
     ) -> None:
         """`heat`: None where no instance can be limited for its heat."""
-        self._router = router
+        self._known = known
         self._stats = stats
         self._heat = heat
         self.now_s = 0.0
@@ -114,14 +114,14 @@ class FleetCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        names = [member.instance.name for member in self._router.fleet.members()]
-        loads = {name: self._router.ledger.load(name) for name in names}
+        names = [member.instance.name for member in self._known.fleet.members()]
+        loads = {name: self._known.ledger.load(name) for name in names}
         yield from self._tokens(loads)
         yield self._in_flight(loads)
         yield self._health(names)
         yield self._breaker()
-        panic = self._router.fleet.is_panicking()
-        configured, known = self._router.kv_peers()
+        panic = self._known.fleet.is_panicking()
+        configured, known = self._known.kv_peers()
         text = "Prefill servers by the options"
         yield single("kv_peers_configured", text, configured)
         text = "Prefill servers whose engine id is known, so that an offload is possible"
@@ -142,12 +142,12 @@ class FleetCollector(Collector):
         if self._heat is not None:
             yield from _thermal(self._heat, loads)
         yield single(
-            "accounting_drift", "Counters less live leases; must be 0", self._router.ledger.drift()
+            "accounting_drift", "Counters less live leases; must be 0", self._known.ledger.drift()
         )
-        yield single("live_leases", "Requests that hold a lease", self._router.ledger.live)
-        homes = sum(state.cache.sessions for state in self._router.fleet.states)
+        yield single("live_leases", "Requests that hold a lease", self._known.ledger.live)
+        homes = sum(state.cache.sessions for state in self._known.fleet.states)
         yield single("sessions", "Sessions with a home", homes)
-        yield single("prefix_blocks", "Blocks in the index", self._router.prefixes.total_blocks)
+        yield single("prefix_blocks", "Blocks in the index", self._known.prefixes.total_blocks)
         # Names that every exporter has. prometheus_client's own collector would also list the
         # descriptors, which takes milliseconds if there are many.
         yield CounterMetricFamily("process_cpu_seconds", "CPU time", value=time.process_time())
@@ -172,13 +172,13 @@ class FleetCollector(Collector):
     def _health(self, names: list[str]) -> Metric:
         family = _gauge("instance_healthy", "1 when the instance may be chosen", "upstream")
         for name in names:
-            family.add_metric([name], self._router.fleet.is_up(name))
+            family.add_metric([name], self._known.fleet.is_up(name))
         return family
 
     def _breaker(self) -> Metric:
         text = "0 healthy, 1 suspect, 2 ejected, 3 probing, 4 asleep, 5 paused"
         family = _gauge("breaker_state", text, "upstream")
-        for member in self._router.fleet.members():
+        for member in self._known.fleet.members():
             state = member.health.state(self.now_s)
             family.add_metric([member.instance.name], list(State).index(state))
         return family
@@ -190,14 +190,14 @@ class FleetCollector(Collector):
             "upstream",
         )
         for name in names:
-            family.add_metric([name], self._router.latency.prefill_tps(name))
+            family.add_metric([name], self._known.latency.prefill_tps(name))
         return family
 
     def _calibration(self) -> Metric:
         text = "Predicted / measured TTFT of the last answers, by whether the request queued"
         labels = ("route_class", "queued", "quantile")
         family = _gauge("ttft_prediction_ratio", text, *labels)
-        for (route_class, queued), ratios in sorted(self._router.latency.calibration.by.items()):
+        for (route_class, queued), ratios in sorted(self._known.latency.calibration.by.items()):
             for quantile in CALIBRATION_QUANTILES:
                 if (ratio := ratios.quantile(quantile)) is not None:
                     values = [route_class, str(queued).lower(), str(quantile)]
@@ -212,9 +212,9 @@ class FleetCollector(Collector):
         sizes = _gauge("kv_cache_assumed_tokens", text, "upstream")
         text = "KV of running sessions, plus KV of idle ones times their chance to return"
         live = _gauge("live_kv_tokens", text, "upstream")
-        sessions = self._router.sessions
+        sessions = self._known.sessions
         for name in names:
-            state = self._router.fleet.states.of(name)
+            state = self._known.fleet.states.of(name)
             if state.assumed_kv_tokens is not None:
                 sizes.add_metric([name], state.assumed_kv_tokens)
             live.add_metric([name], sessions.live(state.cache).tokens(sessions.curve, self.now_s))
@@ -224,7 +224,7 @@ class FleetCollector(Collector):
         text = "1 when the instance is above this threshold; model *: the default thresholds"
         family = _gauge("instance_busy", text, "upstream", "check", "model")
         for name in names:
-            for model, busy in self._router.busy_by_model(name, self.now_s).items():
+            for model, busy in self._known.busy_by_model(name, self.now_s).items():
                 over = busy.checks if busy is not None else ()
                 for check in (*_CHECKS, *_TOLD):
                     family.add_metric([name, check, model], check in over)
@@ -234,7 +234,7 @@ class FleetCollector(Collector):
         """Thresholds in force, also of models that inherit them, to draw beside loads."""
         text = "Limit in force: share of KV blocks, or prefill tokens of one data-parallel rank"
         family = _gauge("busy_threshold", text, "check", "model")
-        gate = self._router.gate
+        gate = self._known.gate
         for model, limits in gate.configured().items():
             for check, limit in gate.limits_by_check(limits).items():
                 family.add_metric([check, model], limit)
@@ -242,7 +242,7 @@ class FleetCollector(Collector):
 
     def _compared(self, loads: dict[str, Load]) -> Iterator[Metric]:
         """The values that the thresholds are compared with, set or not."""
-        gate = self._router.gate
+        gate = self._known.gate
         text = (
             "Share of KV blocks in use, compared with the threshold: own count, or least used rank"
         )
@@ -259,7 +259,7 @@ class FleetCollector(Collector):
             if (size := gate.kv_tokens(name)) is not None:
                 sizes.add_metric([name], size)
             ranks.add_metric([name], gate.ranks(name))
-            without.add_metric([name], self._router.lacks_kv_size(name))
+            without.add_metric([name], self._known.lacks_kv_size(name))
         yield from (ratios, sizes, ranks, without)
 
     def _engine(self, names: list[str]) -> Iterator[Metric]:
@@ -277,21 +277,21 @@ class FleetCollector(Collector):
         text = "1 while an engine's /metrics are ignored: unchanged although it serves"
         family = _gauge("engine_report_frozen", text, "upstream")
         for name in names:
-            family.add_metric([name], self._router.gate.is_frozen(name))
+            family.add_metric([name], self._known.gate.is_frozen(name))
         return family
 
     def _doubted(self, names: list[str]) -> Metric:
         text = "1 while an engine's usage is ignored: it disagrees with the other engines"
         family = _gauge("engine_usage_doubted", text, "upstream")
         for name in names:
-            family.add_metric([name], self._router.is_usage_doubted(name))
+            family.add_metric([name], self._known.is_usage_doubted(name))
         return family
 
     def _published(self) -> Iterator[Metric]:
         """The engines' KV events, of the instances whose events are followed."""
         rows = [
             ([name, str(rank)], blocks)
-            for name, ranks in self._router.published.all().items()
+            for name, ranks in self._known.published.all().items()
             for rank, blocks in ranks.items()
         ]
         labels = ("upstream", "rank")
@@ -304,8 +304,8 @@ class FleetCollector(Collector):
         held = _gauge("kv_event_blocks", "Blocks in the prefix cache, by KV events", *labels)
         age = _gauge("kv_events_age_seconds", "Time since the last batch of KV events", *labels)
         lag = _gauge("kv_events_lag_seconds", "Age of a batch of KV events at its arrival", *labels)
-        for name in self._router.published.all():
-            believed.add_metric([name], self._router.published.is_believed(name))
+        for name in self._known.published.all():
+            believed.add_metric([name], self._known.published.is_believed(name))
         for values, blocks in rows:
             live.add_metric(values, blocks.is_live)
             whole.add_metric(values, blocks.is_live and blocks.is_whole)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from proxy.config.values import InstanceSpec
 from proxy.core.accounts.engine_reports import EngineKv, EngineStats
 from proxy.core.fleet.health import MUTE_S, Change, State
-from proxy.core.routing.router import Router
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.types import THRESHOLD_FIELDS, FailureKind, Instance
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.client import LENGTH, Upstream
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class Instances:
-    """Connections and last reports by instance name, over a router.
+    """Connections and last reports by instance name, over a fleet's state.
 
     `on_replay` is called when a stale connection was replaced, `on_removed` with the name of a
     removed instance.
@@ -53,13 +53,13 @@ class Instances:
 
     def __init__(
         self,
-        router: Router,
+        known: FleetState,
         clock: Clock,
         connect_options: ConnectOptions,
         on_replay: Callable[[], None],
         on_removed: Callable[[str], None],
     ) -> None:
-        self.router, self.clock = router, clock
+        self.known, self.clock = known, clock
         self.connect_options = connect_options
         self.by_name: dict[str, Upstream] = {}
         self.specs: dict[str, InstanceSpec] = {}
@@ -95,16 +95,16 @@ class Instances:
     @property
     def is_serving(self) -> bool:
         """Whether an instance may be used that has answered before."""
-        return any(m.health.was_seen for m in self.router.fleet.usable())
+        return any(m.health.was_seen for m in self.known.fleet.usable())
 
     def add(self, spec: InstanceSpec, connect_timeout_s: float) -> None:
-        """Add an instance to the router and open its Upstream.
+        """Add an instance to the fleet and open its Upstream.
 
         While others serve it takes no request before its first answered probe. Where none has
         answered yet, as when the process starts, to try is better than to refuse.
         """
         instance = Instance(spec.name, spec.url, spec.bootstrap_url, spec.thermal == "plugin")
-        self.router.add(instance, is_proven=not self.is_serving)
+        self.known.add(instance, is_proven=not self.is_serving)
         self.specs[spec.name] = spec
         self.by_name[spec.name] = Upstream(
             instance, connect_timeout_s, self._on_replay, self.connect_options
@@ -113,7 +113,7 @@ class Instances:
 
     async def remove(self, name: str) -> None:
         """Remove an instance and close its connections."""
-        self.router.remove(name)
+        self.known.remove(name)
         self._on_removed(name)
         self.specs.pop(name, None)
         self.reports.pop(name, None)
@@ -139,19 +139,19 @@ class Instances:
             kv = EngineKv(stats.kv_total_tokens, stats.kv_used_ratio, stats.kv_used_by_rank)
             self.observe_start(name, stats.start_s)
             self.reports[name] = stats
-            self.router.gate.observe_engine(name, kv, self.clock.now_s(), mark)
+            self.known.gate.observe_engine(name, kv, self.clock.now_s(), mark)
             if not stats.kv_total_tokens:
-                self.router.note_published_size(name)
+                self.known.note_published_size(name)
 
     def note_kv_size(self, name: str) -> None:
         """Warn where the KV threshold has no effect on an instance."""
-        member = self.router.fleet.get(name)
+        member = self.known.fleet.get(name)
         if member is None or not (member.health.was_seen and member.health.is_up):
             return
         lacks = (
             f"{_KV_THRESHOLD} has no effect: its /metrics tell no KV cache size ({_SIZE_SERIES})"
         )
-        self.warn(name, "KV threshold", lacks if self.router.lacks_kv_size(name) else None)
+        self.warn(name, "KV threshold", lacks if self.known.lacks_kv_size(name) else None)
 
     def warn(self, name: str, topic: str, text: str | None) -> None:
         """Log and show what an operator should know of an instance; None: it is over.
@@ -214,7 +214,7 @@ class Instances:
         """Allow offloads to an instance: a bootstrap server was found."""
         name = upstream.instance.name
         if self.by_name.get(name) is upstream:
-            self.router.use_bootstrap(upstream.use_bootstrap(url))
+            self.known.use_bootstrap(upstream.use_bootstrap(url))
             _log.info("instance %s: its bootstrap server is at %s: offloads are on", name, url)
 
     def note_addresses(self, name: str) -> None:
@@ -248,11 +248,11 @@ class Instances:
 
     def usage_judged(self, name: str, model: str) -> None:
         """Log that an instance's usage is doubted from now on, or no longer."""
-        own = self.router.fleet.states.of(name).bytes_per_token.get(model)
+        own = self.known.fleet.states.of(name).bytes_per_token.get(model)
         if own is None or not own.is_doubted:
             _log.info("instance %s: its reported usage is used again, of model %s", name, model)
             return
-        said = name, own.value, model, self.router.bytes_per_token.of(model)
+        said = name, own.value, model, self.known.bytes_per_token.of(model)
         _log.warning(
             "instance %s: its reported usage is ignored: %.3g bytes of prompt per token of "
             "model %s, where the fleet has %.3g",
@@ -269,7 +269,7 @@ class Instances:
         if failure.kind is FailureKind.NO_ROOM:
             return
         upstream = self.by_name.get(name)
-        change = self.router.events.probe_failed(
+        change = self.known.events.probe_failed(
             name,
             str(failure),
             self.clock.now_s(),
@@ -278,7 +278,7 @@ class Instances:
             is_heard=upstream is not None and upstream.is_heard_within(took_s),
         )
         self.act(name, change, str(failure))
-        member = self.router.fleet.get(name)
+        member = self.known.fleet.get(name)
         if upstream is None or member is None or not member.health.is_out_for_certain:
             return
         if ended := upstream.end_mute_answers(MUTE_S, f"{name} {_HANGS % MUTE_S}"):
@@ -287,7 +287,7 @@ class Instances:
     def probe_answered(self, name: str) -> None:
         """A health check was answered."""
         self.note_hollow(name)
-        self.act(name, self.router.events.probe_answered(name, self.clock.now_s()), "")
+        self.act(name, self.known.events.probe_answered(name, self.clock.now_s()), "")
 
     def trial_ended(
         self, name: str, failure: UpstreamFailure | None, *, is_blind: bool = False
@@ -299,13 +299,13 @@ class Instances:
         error = str(failure) if failure is not None else None
         kind = failure.kind if failure is not None else FailureKind.SERVER_ERROR
         _log.info("instance %s: trial %s", name, error or "answered")
-        ended = self.router.events.trial_ended
+        ended = self.known.events.trial_ended
         change = ended(name, error, self.clock.now_s(), kind, is_blind=is_blind)
         self.act(name, change, f"trial {error}" if change is Change.OPENED else "")
 
     def note_hollow(self, name: str) -> None:
         """Warn while answers of an instance are hollow by its own fault, as far as known."""
-        member = self.router.fleet.get(name)
+        member = self.known.fleet.get(name)
         if member is not None:
             hollow = member.health.hollow
             is_so = hollow.doubts > 0 or hollow.weight(self.clock.now_s()) > 0
@@ -313,7 +313,7 @@ class Instances:
 
     def observe_start(self, name: str, start_s: float | None) -> None:
         """Note the start time that an instance's process reports, unix seconds."""
-        events, now_s = self.router.events, self.clock.now_s()
+        events, now_s = self.known.events, self.clock.now_s()
         if events.observe_start(name, start_s, now_s):
             self._restarted(name, "started later")
         text = f"engines of several start times answer at its address: {_EACH_ITSELF}"
@@ -321,13 +321,13 @@ class Instances:
 
     def rests(self, name: str, rest: State | None) -> None:
         """Note that its engine is asleep, paused, or neither."""
-        if self.router.rests(name, rest, self.clock.now_s()):
+        if self.known.rests(name, rest, self.clock.now_s()):
             _log.info("instance %s %s", name, _RESTS[rest] if rest else "is awake again")
             self._note_fleet()
 
     def engine_changed(self, name: str) -> None:
         """The instance's bootstrap server reports another engine id than before."""
-        self.router.events.restarted(name, self.clock.now_s())
+        self.known.events.restarted(name, self.clock.now_s())
         self._restarted(name, "has another engine id")
 
     def _restarted(self, name: str, why: str) -> None:
@@ -344,7 +344,7 @@ class Instances:
             if error:
                 self._note_suspect(name, error)
                 self.note_hollow(name)
-            if name in self.router.fleet.doubted():
+            if name in self.known.fleet.doubted():
                 self.trial_wanted.set()
             return
         upstream = self.by_name.get(name)
@@ -360,13 +360,13 @@ class Instances:
         self._note_fleet()
         # Requests that wait there are retried elsewhere at once, unless the instance is still used.
         # With an open breaker some of them may still be answered.
-        is_left = change is Change.GONE or not self.router.fleet.is_used(name)
+        is_left = change is Change.GONE or not self.known.fleet.is_used(name)
         if upstream is not None and is_left and change is not Change.OPENED:
             upstream.went_down()
 
     def _note_suspect(self, name: str, error: str) -> None:
         """Log the first failure of an instance that worked, at once and then now and then."""
-        member, now_s = self.router.fleet.get(name), self.clock.now_s()
+        member, now_s = self.known.fleet.get(name), self.clock.now_s()
         is_news = member is not None and member.health.state(now_s) is State.SUSPECT
         suppressed = self._suspects.turn(name, now_s) if is_news else None
         if suppressed is None:
@@ -382,12 +382,12 @@ class Instances:
     @property
     def none_up(self) -> str:
         """Why no instance can be used, where none can."""
-        is_resting = self.router.fleet.rested_s("", self.clock.now_s()) is not None
+        is_resting = self.known.fleet.rested_s("", self.clock.now_s()) is not None
         return _ALL_REST if is_resting else _NONE_UP
 
     def _note_fleet(self) -> None:
         """Log a line when the fleet begins or ceases to be able to serve normally."""
-        fleet = self.router.fleet
+        fleet = self.known.fleet
         text = (_PANIC if fleet.is_panicking() else _FINE) if fleet.usable() else self.none_up
         if text != self._fleet_text:
             self._fleet_text, self._fleet_since_s = text, self.clock.now_s()

@@ -155,7 +155,7 @@ class KvEvents:
 
     def __init__(self, instances: Instances, options: OptionsInForce) -> None:
         self._instances, self._options = instances, options
-        self._published = instances.router.published
+        self._published = instances.known.published
         self._clock = instances.clock
         self._decoding = asyncio.Lock()
         self._partial: LargestPays[Channel] = LargestPays(PARTIAL_BYTES)
@@ -201,7 +201,7 @@ class KvEvents:
                     for rank in sorted(found - followed.keys())[: MOST_RANKS - len(followed)]:
                         follows = self._follow_rank(upstream, rank, of_instance)
                         followed[rank] = group.create_task(follows)
-                is_up = self._instances.router.fleet.is_up(upstream.instance.name)
+                is_up = self._instances.known.fleet.is_up(upstream.instance.name)
                 if is_up and not missed:
                     await asyncio.sleep(ASK_S)
                     pause_s = fresh_s
@@ -224,7 +224,7 @@ class KvEvents:
             found_host, first, replay = at.of(host, port)
         except ValueError as error:
             raise SourcesError(f"--kv-events: {error}") from error
-        ranks = range(min(MOST_RANKS, self._instances.router.gate.ranks(instance.name)))
+        ranks = range(min(MOST_RANKS, self._instances.known.gate.ranks(instance.name)))
         if max(first, replay or 0) + len(ranks) > MOST_PORT + 1:
             raise SourcesError(f"--kv-events: {len(ranks)} ranks go beyond port {MOST_PORT}")
         return {
@@ -263,7 +263,7 @@ class KvEvents:
         """Say why an instance's events do not come, if it serves and should have some."""
         name = upstream.instance.name
         told_none = isinstance(error, UpstreamFailure) and not self._published.ranks(name)
-        if self._instances.router.fleet.is_up(name) and not told_none:
+        if self._instances.known.fleet.is_up(name) and not told_none:
             text = f"its KV events do not arrive ({_plain(error)}): hits are predicted without them"
             self._instances.warn(name, _TOPIC, text)
 

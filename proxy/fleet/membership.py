@@ -83,7 +83,7 @@ class Membership:
         self, instances: Instances, options: OptionsInForce, on_back: Callable[[], None]
     ) -> None:
         self._instances, self._options, self._on_back = instances, options, on_back
-        self._fleet = instances.router.fleet
+        self._fleet = instances.known.fleet
         self.own_ports: Collection[int] = ()
         """The proxy's own ports, which must not be added as an instance."""
         self._wishes: dict[str, _Wishes] = {}
@@ -196,7 +196,7 @@ class Membership:
         if not self.is_draining(name):
             return False
         upstream = self._instances.get(name)
-        is_idle = self._instances.router.ledger.load(name).is_idle
+        is_idle = self._instances.known.ledger.load(name).is_idle
         return is_idle and not (upstream and upstream.in_use)
 
     def _note_drained(self, name: str, now_s: float) -> None:

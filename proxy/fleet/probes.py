@@ -73,7 +73,7 @@ class Probes:
 
     def __init__(self, instances: Instances, options: OptionsInForce) -> None:
         self._instances, self._options = instances, options
-        self._fleet, self._clock = instances.router.fleet, instances.clock
+        self._fleet, self._clock = instances.known.fleet, instances.clock
 
     async def run(self) -> None:
         """Run all periodic tasks until cancelled; intervals are those at the start."""
@@ -203,7 +203,7 @@ class Probes:
         models = {str(card["id"]): card.get("parent") for card in cards}
         bases = {m: p for m, p in models.items() if isinstance(p, str) and p and p != m}
         self._instances.observe_cards(name, cards)
-        self._instances.router.observe_models(name, models, bases, context_lengths(cards))
+        self._instances.known.observe_models(name, models, bases, context_lengths(cards))
         self._instances.warn(name, "models", None)
         self._instances.note_models(name, models, self._options.settings.model)
 
@@ -219,7 +219,7 @@ class Probes:
         if not upstream.refuses_key:
             upstream.refuses_key = True
             now_s = self._instances.clock.now_s()
-            self._instances.router.events.key_refused(name, why, now_s)
+            self._instances.known.events.key_refused(name, why, now_s)
             self._instances.trial_wanted.set()
 
     async def _learn_engine_id(self, upstream: Upstream) -> None:
@@ -279,7 +279,7 @@ class Probes:
         member = self._fleet.get(name)
         if member is None:
             return
-        health, load = member.health, self._instances.router.ledger.load(name)
+        health, load = member.health, self._instances.known.ledger.load(name)
         is_silent = load.prefill_requests > 0 and health.answers == upstream.answers_before
         upstream.answers_before = health.answers
         upstream.silent_scrapes = upstream.silent_scrapes + 1 if is_silent else 0
@@ -405,7 +405,7 @@ class Probes:
             if failure.status is not None:
                 await self._learn_rest(upstream, is_asleep=None)
             return
-        name, gate = upstream.instance.name, self._instances.router.gate
+        name, gate = upstream.instance.name, self._instances.known.gate
         was_frozen = gate.is_frozen(name)
         stats = await in_turns(parse(body))
         self._instances.observe_report(name, stats, xxhash.xxh3_64_intdigest(body))

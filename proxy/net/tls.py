@@ -54,6 +54,12 @@ def for_instances(settings: Settings) -> ssl.SSLContext:
     return context
 
 
+def own_for_instances(settings: Settings) -> ssl.SSLContext | None:
+    """The context for instances, by the options; None: made for the first https instance."""
+    own = (settings.instance_ca, settings.instance_cert)
+    return for_instances(settings) if any(own) else None
+
+
 def _show(context: ssl.SSLContext, name: str, cert: Path, key: Path | None) -> None:
     try:
         for path in filter(None, (cert, key)):

@@ -17,18 +17,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from proxy.config.in_force import router_config
+from proxy.config.in_force import OptionsInForce, router_config
 from proxy.config.options import Settings
 from proxy.config.regular_files import read_regular
 from proxy.config.sources import ConfigError, options
-from proxy.fleet.membership import OPTIONS, Answer, Verdict
+from proxy.core.routing.router import Router
+from proxy.fleet.instances import Instances
+from proxy.fleet.membership import OPTIONS, Answer, Membership, Verdict
 from proxy.fleet.sensors.base import MayHang, SensorError
 from proxy.net import tls
+from proxy.net.timeouts import Clock
 from proxy.process import access_changes
 from proxy.state.access import bearer
-from proxy.state.proxy_state import ProxyState, instance_tls
+from proxy.telemetry.metrics import Metrics
 
 READ_S = 10.0
 """How long reading all files of the options may take."""
@@ -49,6 +52,20 @@ class _Prepared:
     for_instances: ssl.SSLContext | None
 
 
+class Reloadable(Protocol):
+    """The owners that a reload changes: those of the whole proxy's state."""
+
+    clock: Clock
+    options: OptionsInForce
+    metrics: Metrics
+    instances: Instances
+    members: Membership
+    router: Router
+
+    def use(self, settings: Settings) -> None:
+        """Apply reloaded options."""
+
+
 class Reloader:
     """Reloads the options of one process.
 
@@ -58,7 +75,7 @@ class Reloader:
 
     def __init__(
         self,
-        state: ProxyState,
+        state: Reloadable,
         source: Callable[[], Settings],
         exchange: Callable[[ssl.SSLContext], Awaitable[None]],
     ) -> None:
@@ -176,7 +193,7 @@ class Reloader:
         if self._file is not None:
             self._file.refuse_if_empty()
         settings = self._source()
-        return _Prepared(settings, tls.for_clients(settings), instance_tls(settings))
+        return _Prepared(settings, tls.for_clients(settings), tls.own_for_instances(settings))
 
     def _checked(self, new: Settings) -> list[Answer]:
         """What becomes of the instances; raises ConfigError if an option cannot change."""

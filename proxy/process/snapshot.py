@@ -28,8 +28,8 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.kvcache.sessions import nobody
-from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import FleetControl
 
 FORM = 3
@@ -39,23 +39,23 @@ ROWS_PER_LINE = 2000
 _log = logging.getLogger(__name__)
 
 
-async def leave(router: Router, heat: FleetControl) -> BinaryIO:
+async def leave(known: FleetState, heat: FleetControl) -> BinaryIO:
     """Write the snapshot and return the file, at its beginning; OSError if there is no room."""
-    head = {"form": FORM, "bytes_per_token": router.bytes_per_token.all()}
+    head = {"form": FORM, "bytes_per_token": known.bytes_per_token.all()}
     with ExitStack() as unless_whole:
         file = unless_whole.enter_context(await asyncio.to_thread(_unnamed))
         await asyncio.to_thread(_write, file, head)
         await asyncio.to_thread(_write, file, _orders(heat))
-        for member in router.fleet.members():
+        for member in known.fleet.members():
             name = member.instance.name
             line: dict[str, Any] = {"instance": name, "url": member.instance.url}
             line |= {"start_s": member.state.start_s}
             line |= {"runs": member.state.cache.runs.rows()}
-            line |= {"times": router.latency.legacy(name)}
+            line |= {"times": known.latency.legacy(name)}
             await asyncio.to_thread(_write, file, line)
         for key, rows in (
-            ("sessions", router.sessions.rows()),
-            ("responses", router.responses.rows()),
+            ("sessions", known.sessions.rows()),
+            ("responses", known.responses.rows()),
         ):
             while some := await asyncio.to_thread(list, islice(rows, ROWS_PER_LINE)):
                 await asyncio.to_thread(_write, file, {key: some})
@@ -80,7 +80,7 @@ def _write(file: BinaryIO, line: dict[str, Any]) -> None:
 
 
 def take(
-    router: Router,
+    known: FleetState,
     heat: FleetControl,
     file: BinaryIO,
     now_s: float,
@@ -97,44 +97,44 @@ def take(
             raise ValueError("another form")
         for model, ratio in lines[0]["bytes_per_token"].items():
             if isinstance(ratio, int | float):
-                router.bytes_per_token.adopt(str(model), ratio)
+                known.bytes_per_token.adopt(str(model), ratio)
         sessions = [row for line in lines[1:] for row in line.get("sessions", ())]
         # What was cached is taken to be used as lately as the last session: it keeps no times.
-        router.prefixes.now_s = max([row[3] for row in sessions], default=0.0)
-        kept = {line["instance"] for line in lines[1:] if _take_instance(router, line)}
+        known.prefixes.now_s = max([row[3] for row in sessions], default=0.0)
+        kept = {line["instance"] for line in lines[1:] if _take_instance(known, line)}
         rows = [row for row in sessions if row[1] in kept]
-        router.sessions.adopt(
+        known.sessions.adopt(
             [
-                (s, router.fleet.states[home].cache, *use, None if form is None else tuple(form))
+                (s, known.fleet.states[home].cache, *use, None if form is None else tuple(form))
                 for s, home, *use, form in rows
             ],
             tenant_of,
         )
         for line in reversed(lines[1:]):  # the first line has those that were unused longest
             held = [row for row in line.get("responses", ()) if row[1] in kept]
-            found = [(k, router.fleet.states[at].cache, s) for k, at, s in held]
-            router.responses.adopt(found, tenant_of)
+            found = [(k, known.fleet.states[at].cache, s) for k, at, s in held]
+            known.responses.adopt(found, tenant_of)
             if "orders" in line:
                 orders = [row for row in line["orders"] if row[0] in kept]
                 heat.adopt_orders(orders, int(line["version"]), now_s)
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         _log.warning("hot restart: the predecessor's snapshot is not used: %r", error)
         return
-    known = (len(router.sessions), router.prefixes.total_blocks)
-    _log.info("hot restart: %d sessions and %d blocks taken over", *known)
+    counts = len(known.sessions), known.prefixes.total_blocks
+    _log.info("hot restart: %d sessions and %d blocks taken over", *counts)
 
 
-def _take_instance(router: Router, line: dict[str, Any]) -> bool:
+def _take_instance(known: FleetState, line: dict[str, Any]) -> bool:
     """Read the line of an instance; False if this process does not know it at the same address.
 
     Whether the engine is still the same process is found out later by its start time
     (`InstanceEvents.observe_start`).
     """
-    member = router.fleet.get(line.get("instance", ""))
+    member = known.fleet.get(line.get("instance", ""))
     if member is None or member.instance.url != line["url"]:
         return False
     member.state.start_s = line["start_s"]
-    router.prefixes.adopt(member.state.cache, line["runs"])
+    known.prefixes.adopt(member.state.cache, line["runs"])
     if times := line.get("times"):
-        router.latency.adopt(member.instance.name, times)
+        known.latency.adopt(member.instance.name, times)
     return True

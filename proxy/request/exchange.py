@@ -18,6 +18,7 @@ from proxy.config.in_force import OptionsInForce
 from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.admission.memory import Level, Watermark
 from proxy.core.admission.queue import Priority
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.kvcache.published_index import Ended
 from proxy.core.kvcache.reuse import cached_ratio
 from proxy.core.kvcache.trust import Counts
@@ -98,6 +99,7 @@ class RequestOwners:
     unread: Unread
     estimator: TokenEstimator
     router: Router
+    known: FleetState
     waiting: WaitingRoom
     in_flight: InFlight
     instances: Instances
@@ -118,7 +120,7 @@ class RequestOwners:
         """
         if self.memory.level < Level.NO_HEAVY:
             return False
-        is_heavy = self.router.least_new_tokens(facts) >= self.options.settings.heavy_threshold
+        is_heavy = self.known.least_new_tokens(facts) >= self.options.settings.heavy_threshold
         return is_heavy or self.bodies.is_large(owner, size)
 
 
@@ -284,11 +286,11 @@ class Exchange:
         self.facts = self.owners.estimator.facts(found.prompt, headers, found.session, tenant)
         told = found.fields.get("session_id") or headers.get(_SESSION_ID)
         self._session = told if isinstance(told, str) else ""
-        self.owners.router.refine(self.facts, self.owners.clock.now_s())
+        self.owners.known.refine(self.facts, self.owners.clock.now_s())
         self.prompt_bytes, self._media = found.prompt.learnable_bytes, found.prompt.media
         # What a stored response continues only its engine knows.
         self._sees_all = found.fields.get("previous_response_id") is None
-        if self.owners.router.fleet.denies(self.facts.model):
+        if self.owners.known.fleet.denies(self.facts.model):
             self._deny_model(self.facts.model)
 
     def _deny_model(self, model: str) -> None:
@@ -296,7 +298,7 @@ class Exchange:
 
         Not on extra paths, where the field may mean anything, nor for a name that is cut.
         """
-        fleet = self.owners.router.fleet
+        fleet = self.owners.known.fleet
         if self._row is OTHER or len(model) >= MODEL_CHARS:
             return
         telemetry_record.note_facts(self.record, self.facts)
@@ -312,8 +314,8 @@ class Exchange:
         """
         if not answer or at >= len(self.facts.ends) or self._has_no_room:
             return
-        router, model = self.owners.router, self.facts.model
-        doubted = router.published.doubted(self.facts.ends[at], model)
+        known, model = self.owners.known, self.facts.model
+        doubted = known.published.doubted(self.facts.ends[at], model)
         if doubted is None or (upstream := self.owners.instances.get(doubted[0])) is None:
             return
         with suppress(UpstreamFailure):
@@ -357,7 +359,7 @@ class Exchange:
         if about is None:
             return
         key, now_s = self._response_key(about.response_id), self.owners.clock.now_s()
-        cache = self.owners.router.responses.holder(key, now_s, self.facts.tenant)
+        cache = self.owners.known.responses.holder(key, now_s, self.facts.tenant)
         if cache is not None and not cache.is_lost:
             self.facts.holder = cache.name
         elif cache is not None:
@@ -369,17 +371,17 @@ class Exchange:
 
     def _note_stored(self, answer: UpstreamResponse, instance: str) -> None:
         """Note where the response is stored that an answer begins, or that it is deleted."""
-        router, fields = self.owners.router, self.out.found.fields
+        known, fields = self.owners.known, self.out.found.fields
         if self.request.method == "DELETE":
             if (about := reference(self.path, fields)) is not None and answer.status < 300:
-                router.responses.forget(self._response_key(about.response_id))
+                known.responses.forget(self._response_key(about.response_id))
         elif may_be_stored(self.path, fields):
             head = beginning(answer.body, HEAD_BYTES) if answer.status == 200 else b""
             if (made := stored_id(head, is_stream=answer.is_stream)) is not None:
-                cache = router.fleet.states.of(instance).cache
+                cache = known.fleet.states.of(instance).cache
                 now_s = self.owners.clock.now_s()
                 key = self._response_key(made)
-                router.responses.note(key, cache, now_s, self.facts.tenant)
+                known.responses.note(key, cache, now_s, self.facts.tenant)
 
     def _admit(self) -> Route | Reject:
         owners, record, fields = self.owners, self.record, self.out.found.fields
@@ -602,7 +604,7 @@ class Exchange:
             if flow is not None:
                 decode = flow.route.decode.name
                 teaches = self._teaches()
-                is_believed = teaches and not owners.router.is_usage_doubted(decode)
+                is_believed = teaches and not owners.known.is_usage_doubted(decode)
                 if record.outcome is Outcome.OK:
                     ratio = cached_ratio(record.cached_tokens, record.prompt_tokens)
                     tells_hits = is_believed and self._is_one_answer
@@ -616,7 +618,7 @@ class Exchange:
 
     def _link(self, route: Route, *, is_believed: bool) -> None:
         """Link the prompt to its instance's published blocks, so events predict later hits."""
-        record, facts, published = self.record, self.facts, self.owners.router.published
+        record, facts, published = self.record, self.facts, self.owners.known.published
         tokens, output, cached = record.prompt_tokens, record.osl_tokens, record.cached_tokens
         is_there = is_believed and record.outcome is Outcome.OK and route.prefill is None
         if is_there and tokens and output and self._is_one_answer:
@@ -678,7 +680,7 @@ class Exchange:
         stream = self._stream if self.record.stream else None
         if stream is None:
             return None
-        told, believed = self.record.osl_tokens, self.owners.router.output_tokens.believed
+        told, believed = self.record.osl_tokens, self.owners.known.output_tokens.believed
         return believed(decode, told, stream.events, self._most_output)
 
     def _learn(self, decode: str) -> None:
@@ -686,9 +688,9 @@ class Exchange:
         record, owners = self.record, self.owners
         if record.prompt_tokens is None:
             return
-        model, ratios = self.facts.model, owners.router.bytes_per_token
+        model, ratios = self.facts.model, owners.known.bytes_per_token
         if self._media:
-            if not owners.router.is_usage_doubted(decode):
+            if not owners.known.is_usage_doubted(decode):
                 kinds = [kind for kind, _ in self._media]
                 ratios.learn_media(model, kinds, self.prompt_bytes, record.prompt_tokens)
         elif ratios.learn(model, decode, self.prompt_bytes, record.prompt_tokens):

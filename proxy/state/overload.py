@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from proxy.core.admission.overload import WINDOW_S, Overload, cause
-from proxy.core.routing.router import Router
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.waiting import Waiting
 from proxy.net.timeouts import Clock
 
@@ -20,8 +20,10 @@ _log = logging.getLogger(__name__)
 class OverloadWatch:
     """Looks at what is refused and waits, and puts it into words."""
 
-    def __init__(self, overload: Overload, router: Router, waiting: Waiting, clock: Clock) -> None:
-        self._overload, self._router = overload, router
+    def __init__(
+        self, overload: Overload, known: FleetState, waiting: Waiting, clock: Clock
+    ) -> None:
+        self._overload, self._known = overload, known
         self._waiting, self._clock = waiting, clock
 
     async def run(self) -> None:
@@ -51,10 +53,10 @@ class OverloadWatch:
     def _words(self, now_s: float) -> str:
         overload, reject = self._overload, self._overload.reject
         assert reject is not None
-        model, fleet = reject.model, self._router.fleet
+        model, fleet = reject.model, self._known.fleet
         is_one_of = len(fleet.models()) > 1 and fleet.serves(model)
         past = reject.past[0].instance if reject.past else None
-        limits = self._router.gate.thresholds(model, past)
+        limits = self._known.gate.thresholds(model, past)
         why = cause(reject, limits, model[:MODEL_CHARS] if is_one_of else None)
         refused, longest_s = overload.refused_lately(now_s), overload.longest_s
         counted = f"{refused} refused in {WINDOW_S} s; longest wait {longest_s:.0f} s"

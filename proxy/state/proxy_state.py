@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 
 from proxy.config.in_force import OptionsInForce, router_config
 from proxy.config.options import Settings
 from proxy.core.admission.memory import Watermark
 from proxy.core.admission.queue import QueueLimits
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.latency.slo import Slo
 from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import FleetControl
@@ -37,12 +37,6 @@ from proxy.telemetry.request_log import RequestLog
 from proxy.telemetry.requests import RequestTelemetry
 
 
-def instance_tls(settings: Settings) -> ssl.SSLContext | None:
-    """TLS context for instances, by the options; None: made for the first https instance."""
-    own = (settings.instance_ca, settings.instance_cert)
-    return tls.for_instances(settings) if any(own) else None
-
-
 class ProxyState:
     """The owners of all state that outlives a request. Closed with `close`.
 
@@ -53,16 +47,16 @@ class ProxyState:
         self,
         settings: Settings,
         clock: Clock,
-        router: Router,
         metrics: Metrics,
         request_log: RequestLog,
         connect_options: ConnectOptions | None = None,
     ) -> None:
         """Raises ConfigError if the file of `--thermal` is wrong; OSError as `start` does."""
-        self.clock, self.router, self.metrics = clock, router, metrics
-        self.options = OptionsInForce(settings)
+        self.clock, self.metrics, self.options = clock, metrics, OptionsInForce(settings)
+        self.known = known = FleetState(router_config(settings))
+        self.router = router = Router(known)
         self.instances = Instances(
-            router,
+            known,
             clock,
             connect_options or ConnectOptions(),
             metrics.replays.inc,
@@ -85,31 +79,27 @@ class ProxyState:
         if plan is not None:
             self.thermal.evictions.budget = MoveBudget(plan.options.fleet_bytes_per_s)
         self.detached = DetachedTasks()
-        self.estimator = TokenEstimator(router.bytes_per_token.of, router.bytes_per_token.media)
-        self.memory, self.bodies, self.unread = (
-            Watermark(None),
-            HeldBodies(clock.now_s),
-            Unread(clock.now_s),
-        )
-        heat = self.thermal.control if settings.limits_heat else None
-        if heat is not None:
-            self.gpus.needed_every_s = TICK_S
-        self.collector = FleetCollector(router, self.instances.reports, heat)
-        self.exposition = Exposition(metrics.registry, clock, self.collector.at)
-        metrics.registry.register(self.collector)
-        metrics.registry.register(GpuCollector(self.gpus, clock.now_s))
+        self.estimator = TokenEstimator(known.bytes_per_token.of, known.bytes_per_token.media)
+        now_s = clock.now_s
+        self.memory, self.bodies, self.unread = Watermark(None), HeldBodies(now_s), Unread(now_s)
+        heat = control if settings.limits_heat else None
+        self.gpus.needed_every_s = TICK_S if heat is not None else self.gpus.needed_every_s
+        gauges = self.collector = FleetCollector(known, self.instances.reports, heat)
+        self.exposition = Exposition(metrics.registry, clock, gauges.at)
+        for collector in (gauges, GpuCollector(self.gpus, clock.now_s)):
+            metrics.registry.register(collector)
         metrics.show_memory(self.memory, lambda: self.bodies.held_bytes)
         limits = QueueLimits(
             settings.max_queue, settings.max_queue_bytes, settings.max_queue_seconds
         )
         weights = {share.tenant: share.weight for share in settings.tenant_weights}
         self.waiting = WaitingRoom(router, clock, metrics, limits, weights)
-        self.overload = OverloadWatch(self.telemetry.overload, router, self.waiting.waiting, clock)
+        self.overload = OverloadWatch(self.telemetry.overload, known, self.waiting.waiting, clock)
         self.thermal.waiting = lambda: len(self.waiting.waiting.queue)
         self.thermal_plugins = ThermalPlugins(
             self.instances.upstream, lambda: bearer(self.options.settings.thermal_token)
         )
-        self.engine_caps = EngineCaps(self.thermal_plugins, router, control, clock)
+        self.engine_caps = EngineCaps(self.thermal_plugins, known, control, clock)
         self.members = Membership(self.instances, self.options, self.waiting.look_again)
         self.use(settings)
         self.members.want(OPTIONS, settings.instances)
@@ -122,8 +112,8 @@ class ProxyState:
         """
         metrics = Metrics()
         log = RequestLog(settings.request_log, metrics.log_dropped.inc)
-        connect = ConnectOptions(instance_tls(settings), bearer(settings.instance_api_key))
-        state = cls(settings, Clock(), Router(router_config(settings)), metrics, log, connect)
+        connect = ConnectOptions(tls.own_for_instances(settings), bearer(settings.instance_api_key))
+        state = cls(settings, Clock(), metrics, log, connect)
         state.memory.limit_bytes = limit_bytes
         state.bodies.room.max_bytes = room_bytes(limit_bytes, settings.max_body_bytes)
         return state

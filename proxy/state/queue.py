@@ -60,7 +60,8 @@ class WaitingRoom:
     ) -> None:
         self.waiting = Waiting(router, limits, weights)
         self.queue = self.waiting.queue
-        self._router, self._clock, self._metrics = router, clock, metrics
+        self._router, self._known = router, router.known
+        self._clock, self._metrics = clock, metrics
         self._is_woken = False
         self._timer: asyncio.TimerHandle | None = None
         metrics.queued_requests.set_function(lambda: len(self.queue))
@@ -86,7 +87,7 @@ class WaitingRoom:
         queued = self.waiting.enter(facts, reject, now_s, settled, priority, size_bytes)
         if isinstance(queued, Reject):
             return queued
-        self._router.call_when_freed(self._wake)
+        self._known.call_when_freed(self._wake)
         self._set_timer(now_s)
         return Ticket(queued, done)
 
@@ -157,7 +158,7 @@ class WaitingRoom:
     def _rest(self) -> None:
         """While the queue is empty, stop all callbacks and the timer."""
         if not len(self.queue):
-            self._router.call_when_freed(None)
+            self._known.call_when_freed(None)
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None

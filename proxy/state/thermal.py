@@ -112,7 +112,7 @@ class ThermalControl:
         gpus: Readings,
     ) -> None:
         self.control, self.gpus = control, gpus
-        self._router, self.in_flight = router, in_flight
+        self._known, self.in_flight = router.known, in_flight
         self._clock, self._metrics = clock, metrics
         self.evictions = Evictions(router, control)
         self.waiting: Callable[[], int] = lambda: 0
@@ -129,8 +129,8 @@ class ThermalControl:
 
     def tick(self) -> None:
         """Look at every instance once, and limit it."""
-        now_s, router = self._clock.now_s(), self._router
-        names = [member.instance.name for member in router.fleet.members()]
+        now_s, known = self._clock.now_s(), self._known
+        names = [member.instance.name for member in known.fleet.members()]
         self.control.keep(names)
         self._states = {name: self._states.get(name, "") for name in names}
         self.evictions.keep(names)
@@ -154,11 +154,11 @@ class ThermalControl:
             self._carry_out(plan, served, wanted.policy or CONTROL, now_s)
 
     def _running(self, name: str) -> int:
-        return self._router.ledger.load(name).running_requests
+        return self._known.ledger.load(name).running_requests
 
     def _work(self, name: str, now_s: float) -> InstanceWork:
-        load = self._router.ledger.load(name)
-        computed = self._router.latency.of(name).computed_tokens
+        load = self._known.ledger.load(name)
+        computed = self._known.latency.of(name).computed_tokens
         return InstanceWork(
             running=load.running_requests,
             kv_tokens=load.ongoing_tokens,
@@ -167,9 +167,9 @@ class ThermalControl:
         )
 
     def _obey(self, name: str, limits: HeatLimits) -> None:
-        """Hand limits to the router; count what changed, and log a change of state."""
-        before = self._router.heat.of(name)
-        self._router.limit_heat(name, limits)
+        """Hand limits to the decisions; count what changed, and log a change of state."""
+        before = self._known.heat.of(name)
+        self._known.limit_heat(name, limits)
         state = self.control.state(name)
         for action in _actions(before, limits):
             self._metrics.thermal_actions.labels(action, state.lower()).inc()
@@ -225,7 +225,7 @@ class ThermalControl:
                     evicted_request_ids=left,
                     estimated_watts_saved=control.watts_of(name, leaving),
                     new_max_num_seqs=(
-                        order.cap(running[name]) if dry_run else self._router.heat.of(name).cap
+                        order.cap(running[name]) if dry_run else self._known.heat.of(name).cap
                     ),
                     state=control.state(name),
                 )
@@ -245,7 +245,7 @@ class ThermalControl:
         began_s = route.reserved_s if route.first_token_s is None else route.first_token_s
         progress, most = self._progress.get(served), served.most_output_tokens
         is_known = progress is not None and progress.events == events
-        expected = int(self._router.latency.output_tokens)
+        expected = int(self._known.latency.output_tokens)
         return Victim(
             request_id=served.request_id,
             kv_tokens=route.prompt_tokens + events,

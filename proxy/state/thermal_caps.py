@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from proxy.core.routing.router import Router
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.thermal.fleet_control import EMERGENCY, FleetControl
 from proxy.fleet.thermal_plugin import CapSet
 from proxy.net.timeouts import Clock
@@ -49,9 +49,9 @@ class EngineCaps:
     """The caps of all instances that have the plugin; one request at a time to each."""
 
     def __init__(
-        self, plugins: SetsCap, router: Router, control: FleetControl, clock: Clock
+        self, plugins: SetsCap, known: FleetState, control: FleetControl, clock: Clock
     ) -> None:
-        self._plugins, self._router = plugins, router
+        self._plugins, self._fleet, self._heat = plugins, known.fleet, known.heat
         self._control, self._clock = control, clock
         self._known: dict[str, _Known] = {}
         self._is_leaving = False
@@ -72,12 +72,12 @@ class EngineCaps:
         """The caps that have to be set now."""
         if self._is_leaving:
             return []
-        now_s, router = self._clock.now_s(), self._router
-        names = [m.instance.name for m in router.fleet.members() if m.instance.has_thermal_plugin]
+        now_s, fleet = self._clock.now_s(), self._fleet
+        names = [m.instance.name for m in fleet.members() if m.instance.has_thermal_plugin]
         self._known = {name: self._known.get(name) or _Known() for name in names}
         due: list[tuple[str, int | None]] = []
         for name, known in self._known.items():
-            cap = router.heat.of(name).cap
+            cap = self._heat.of(name).cap
             is_old = cap is not None and now_s >= known.told_s + RENEW_S
             if known.pause_s and cap == known.cap and not is_old:
                 # What could not be set is not wanted any more.

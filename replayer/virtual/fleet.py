@@ -190,7 +190,7 @@ class VirtualFleet:
         options: VirtualOptions,
         observers: Sequence[object] = (),
     ) -> None:
-        self.router = router
+        self.router, self.known = router, router.known
         self.options = options
         self.engines = [Engine(one) for one in options.engines]
         self.names = [f"e{number}" for number in range(len(self.engines))]
@@ -257,7 +257,7 @@ class VirtualFleet:
 
     def _join(self, number: int) -> None:
         name = self.names[number]
-        self.router.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
+        self.known.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
 
     def _settle(self, now_s: float) -> None:
         """Process all that follows at this moment: engines' events, then the queue's."""
@@ -398,14 +398,14 @@ class VirtualFleet:
 
     def _probe_gone(self, now_s: float) -> None:
         """Probe what has died, until it answers and is used again."""
-        events = self.router.events
+        events = self.known.events
         for name in sorted(self._gone):
             if name in self._by_name:
                 if name in self._unseen:
                     self._unseen.discard(name)
                     events.restarted(name, now_s)
                 events.probe_answered(name, now_s)
-                member = self.router.fleet.get(name)
+                member = self.known.fleet.get(name)
                 if member is not None and member.health.is_up:
                     self._gone.discard(name)
             elif events.probe_failed(name, "refused", now_s, is_refused=True) is Change.GONE:
@@ -471,7 +471,7 @@ class VirtualFleet:
             )
             if isinstance(queued, QueuedRequest):
                 live.queued = queued
-                self.router.call_when_freed(self._wake)
+                self.known.call_when_freed(self._wake)
                 self._at(now_s + waiting.queue.limits.seconds, Kind.QUEUE_OVER, live)
                 self._look_later(now_s)
             else:
@@ -486,7 +486,7 @@ class VirtualFleet:
             return
         self._waiting.leave(queued)
         if not len(self._waiting.queue):
-            self.router.call_when_freed(None)
+            self.known.call_when_freed(None)
         if isinstance(queued.result, Reject):
             self._rejected(live, queued.result, now_s)
         else:
@@ -627,7 +627,7 @@ class VirtualFleet:
         why_fixed: str | None,
     ) -> Victim:
         written = live.leg.behind + leg.output_tokens
-        expected = int(self.router.latency.output_tokens)
+        expected = int(self.known.latency.output_tokens)
         return Victim(
             str(live.index),
             kv_tokens=live.row.prompt_tokens + written,
@@ -751,11 +751,11 @@ class VirtualFleet:
             pool = engine.pool
             if self.options.reports_kv:
                 tokens = pool.total * engine.options.block_size
-                self.router.gate.observe_engine(name, EngineKv(tokens, pool.usage_ratio), now_s)
+                self.known.gate.observe_engine(name, EngineKv(tokens, pool.usage_ratio), now_s)
             self._run.used_ratio.append(pool.usage_ratio)
-            member = self.router.fleet.get(name)
+            member = self.known.fleet.get(name)
             if member is not None and member.health.trial_due(now_s):
-                self.router.events.trial_ended(name, None, now_s)
+                self.known.events.trial_ended(name, None, now_s)
         self._probe_gone(now_s)
         for leg, live in self._legs.items():
             grown = leg.output_tokens - live.charged_tokens
@@ -771,7 +771,7 @@ class VirtualFleet:
         run.rows = [row for row in self._rows if row is not None]
         for engine in self._by_name.values():
             self._count(engine)
-        run.drift = self.router.ledger.drift()
+        run.drift = self.known.ledger.drift()
         return run
 
 

@@ -48,7 +48,7 @@ class VirtualHeat:
         self.control = options.make_control()
         self._evictions = Evictions(router, self.control)
         self.rows: list[HeatRow] = []
-        self._router, self._engines = router, engines
+        self._known, self._engines = router.known, engines
         plants = {name: options.make_plant(name) for name in engines}
         self._sensors = {name: Sensors(plants[name], name, options.faults) for name in engines}
         self._computed: dict[str, tuple[Engine | None, int]] = {}
@@ -57,10 +57,10 @@ class VirtualHeat:
         """Warm each plant by a second of what its engine does, and limit the engine's instance."""
         for name, sensors in self._sensors.items():
             self._warm(sensors.plant, name)
-            if self._router.fleet.get(name) is None:
+            if self._known.fleet.get(name) is None:
                 continue
-            load = self._router.ledger.load(name)
-            computed = self._router.latency.of(name).computed_tokens
+            load = self._known.ledger.load(name)
+            computed = self._known.latency.of(name).computed_tokens
             work = InstanceWork(
                 load.running_requests,
                 load.ongoing_tokens,
@@ -68,7 +68,7 @@ class VirtualHeat:
                 waiting,
             )
             limits = self.control.tick(name, sensors.read(now_s), work, now_s)
-            self._router.limit_heat(name, limits)
+            self._known.limit_heat(name, limits)
             state = self.control.state(name)
             row = HeatRow(now_s, name, sensors.plant.celsius, work.running, limits.cap, state)
             self.rows.append(row)

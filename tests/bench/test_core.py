@@ -29,7 +29,7 @@ def test_four_fifths_of_each_prompt_are_known_and_the_rest_is_new() -> None:
     router = busy_router(Case("32k", 4, "cost"), traffic, estimator, sessions=50)
     for raw in traffic.batch(2 * core.VARIANTS):
         facts = core.facts_of(estimator, orjson.loads(raw))
-        hits = router.prefixes.hits(facts.block_hashes)
+        hits = router.known.prefixes.hits(facts.block_hashes)
         blocks = len(facts.block_hashes)
         assert sum(hit >= 0.75 * blocks for hit in hits.values()) == 2, hits
         assert max(hits.values()) <= 0.85 * blocks

@@ -160,7 +160,7 @@ class Rig:
         return self.proxy.metric(name, **labels)
 
     def is_up(self, name: str) -> bool:
-        return bool(self.router.fleet.is_up(name))
+        return bool(self.router.known.fleet.is_up(name))
 
     @property
     def exposition(self) -> str:
@@ -218,7 +218,11 @@ class Rig:
         holds("I1", self.state.in_flight.count == 0, "requests are in flight")
         left = inv.not_zero(self.exposition)
         holds("I1", not left, f"counters are not at zero: {left}")
-        holds("I1", self.router.ledger.live == 0 == self.router.ledger.drift(), "leases are left")
+        holds(
+            "I1",
+            self.router.known.ledger.live == 0 == self.router.known.ledger.drift(),
+            "leases are left",
+        )
 
     async def _connections(self) -> None:
         with contextlib.suppress(AssertionError):

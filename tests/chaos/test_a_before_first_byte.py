@@ -233,7 +233,7 @@ async def test_f18_a_model_is_missing_on_one(rig: Floor) -> None:
     async with rig([lost, GOOD]) as r:
         lost.gets["/v1/models"] = plain(b'{"data":[{"id":"other"}]}')
         assert is_fine(await r.ask())
-        await until(lambda: r.router.fleet.get("i0").models == {"other"}, "its list was read")
+        await until(lambda: r.router.known.fleet.get("i0").models == {"other"}, "its list was read")
         asked = len(r.links[0].posts)
         answers = [await r.ask(f"prompt {i}") for i in range(4)]
         assert all(map(is_fine, answers))
@@ -284,7 +284,7 @@ def poisoned(answer: bytes | Script) -> Scripted:
 
 
 def all_up(r: Rig) -> bool:
-    return all(member.health.is_up for member in r.router.fleet.members())
+    return all(member.health.is_up for member in r.router.known.fleet.members())
 
 
 async def test_f97_an_engine_redirects(rig: Floor) -> None:
@@ -298,7 +298,7 @@ async def test_f97_an_engine_redirects(rig: Floor) -> None:
                 assert "location" not in got.headers
         assert r.posts == 20, "each was asked for once"
         assert all_up(r)
-        assert not r.router.fleet.recently_failed()
+        assert not r.router.known.fleet.recently_failed()
         assert is_fine(await r.ask())
 
 
@@ -308,8 +308,8 @@ async def poison(rig: Floor, answer: bytes) -> None:
             got = await r.ask(f"belladonna {i}")
             assert (got.status, got.error["code"]) == (500, 500), "the engine's own answer"
         assert r.metric("poison_requests_total") >= 1
-        seen = [member.health.probes for member in r.router.fleet.members()]
-        members = r.router.fleet.members()
+        seen = [member.health.probes for member in r.router.known.fleet.members()]
+        members = r.router.known.fleet.members()
         await until(
             lambda: all(m.health.probes > n + 4 for m, n in zip(members, seen, strict=True))
         )
@@ -330,7 +330,7 @@ async def test_f99_the_same_as_an_error_event(rig: Floor) -> None:
 async def test_f100_a_client_words_the_404(rig: Floor) -> None:
     body = b'{"error":{"message":"response `the model does not exist` is unknown","code":404}}'
     async with rig([poisoned(plain(body, "404 Not Found")) for _ in range(2)]) as r:
-        fleet = r.router.fleet
+        fleet = r.router.known.fleet
         looks = [_models_read(r, i) for i in range(2)]
         for _ in range(6):
             got = await r.ask("belladonna")
@@ -348,14 +348,14 @@ def _models_read(r: Rig, i: int) -> int:
 
 async def test_f101_connections_in_time_and_not(rig: Floor) -> None:
     async with rig([GOOD, GOOD], connect_timeout=0.1, **SLOW_PROBES) as r:
-        state = r.router.fleet.get("i0").state
+        state = r.router.known.fleet.get("i0").state
         await r.links[0].accept("swallow")
         for i in range(3):
             assert is_fine(await r.ask(f"prompt {i}"))
         failed = r.metric("upstream_retries_total", reason="unreachable")
         assert failed >= 1
-        assert not r.router.fleet.get("i0").health.is_gone
-        assert r.router.fleet.get("i0").state is state, "what it holds is not forgotten"
+        assert not r.router.known.fleet.get("i0").health.is_gone
+        assert r.router.known.fleet.get("i0").state is state, "what it holds is not forgotten"
 
 
 async def test_f102_503_from_every_instance(rig: Floor) -> None:
@@ -466,10 +466,10 @@ async def test_f143_a_clients_bad_requests(rig: Floor) -> None:
         for _ in range(30):
             got = await r.ask(headers={"X-Session-ID": "one"})
             assert (got.status, got.is_clean) == (400, True)
-        members = [r.router.fleet.get(name) for name in ("i0", "i1")]
+        members = [r.router.known.fleet.get(name) for name in ("i0", "i1")]
         assert [m.health.last_error for m in members] == [None, None]
         assert not any(m.health.is_suspect for m in members)
-        assert r.router.fleet.doubts(members, "", 0.0) is None
+        assert r.router.known.fleet.doubts(members, "", 0.0) is None
         assert r.posts <= 30 * 10 / 9
 
 
@@ -522,7 +522,7 @@ async def test_f148_busy_to_one_clients_request(rig: Floor, way: str) -> None:
 async def test_f164_wide_requests_of_one_client(rig: Floor) -> None:
     busy = plain(b"{}", "503 Busy", "Retry-After: 30\r\n")
     async with rig([poisoned(busy), GOOD], **SLOW_PROBES) as r:
-        gate, engine = r.router.gate, r.engines[0]
+        gate, engine = r.router.known.gate, r.engines[0]
         while not engine.bodies or b"belladonna" not in engine.bodies[-1]:
             assert is_fine(await r.ask("belladonna", headers={"X-Session-ID": "wide"}))
         assert gate.is_own("i0", "wide", r.state.clock.now_s())
@@ -536,11 +536,11 @@ async def test_f164_wide_requests_of_one_client(rig: Floor) -> None:
             gate.refused("i0", session, 30.0, now_s)
         for session in ("s0", "s2", "wide"):
             closed = [
-                r.router.busy("i0", MODEL, now_s + later_s, client=session) is not None
+                r.router.known.busy("i0", MODEL, now_s + later_s, client=session) is not None
                 for later_s in (0.0, 0.9, 1.1)
             ]
             assert closed == [True, True, False], "two were told that it is full; then it is tried"
-        assert r.router.busy("i0", MODEL, now_s + 29.0) is not None
+        assert r.router.known.busy("i0", MODEL, now_s + 29.0) is not None
 
 
 BROKEN_WAYS: dict[str, Script] = {
@@ -665,8 +665,8 @@ async def test_f168_some_engines_are_hollow_to_one_client(rig: Floor, way: str) 
         for i in range(24):
             await r.ask(f"belladonna {i}", headers=THREE_KEYS["mallory"])
             who, now_s = "alice" if i % 2 else "bob", r.state.clock.now_s()
-            priced += r.router.fleet.doubts(r.router.fleet.members(), who, now_s) or []
-            priced += r.router.fleet.recently_failed(who)
+            priced += r.router.known.fleet.doubts(r.router.known.fleet.members(), who, now_s) or []
+            priced += r.router.known.fleet.recently_failed(who)
             assert is_fine(await r.ask(f"alone {i}", headers=THREE_KEYS[who]))
         assert not any(priced), "for nobody else"
         seen = [sum(b"belladonna" in body for body in engine.bodies) for engine in engines]

@@ -93,7 +93,9 @@ async def lost_after(r: Rig, tokens: int, how: str) -> Got:
     engine = r.sims.engines[0]
     asked = asyncio.create_task(r.ask(max_tokens=6000))
     await until(lambda: engine.stats()["generated_tokens"] >= tokens, "tokens")
-    await until(lambda: r.router.ledger.load("i0").decode_requests, "the client has the first")
+    await until(
+        lambda: r.router.known.ledger.load("i0").decode_requests, "the client has the first"
+    )
     if how == "kill":
         await r.kill(0)
     else:
@@ -209,10 +211,10 @@ async def test_f113_one_over_the_cap(rig: Floor) -> None:
             assert is_cut(got)
             assert [error["code"] for error in got.errors] == ["event_too_long"]
         (name,) = (
-            m.instance.name for m in r.router.fleet.members() if "calm" not in m.instance.name
+            m.instance.name for m in r.router.known.fleet.members() if "calm" not in m.instance.name
         )
         assert r.is_up(name)
-        assert not r.router.fleet.has_failed_lately(name)
+        assert not r.router.known.fleet.has_failed_lately(name)
 
 
 ENDLESS = 7900 << 10
@@ -426,7 +428,7 @@ async def test_f125_the_stream_goes_on_elsewhere(rig: Floor, how: str) -> None:
         asked = asyncio.create_task(r.ask(max_tokens=1500))
 
         def runs() -> list[int]:
-            return [i for i in range(2) if r.router.ledger.load(f"i{i}").decode_requests]
+            return [i for i in range(2) if r.router.known.ledger.load(f"i{i}").decode_requests]
 
         await until(runs, "the client has its first token")
         (engine,) = runs()
@@ -472,7 +474,7 @@ async def test_f138_who_is_to_go_on_with_a_drained_stream_hangs(rig: Floor) -> N
         await until(lambda: flying.movable, "it streams")
 
         def runs_on() -> list[str]:
-            loads = {f"i{n}": r.router.ledger.load(f"i{n}") for n in range(2)}
+            loads = {f"i{n}": r.router.known.ledger.load(f"i{n}") for n in range(2)}
             return [name for name, load in loads.items() if load.decode_tokens]
 
         await until(runs_on, "its first token")
@@ -484,7 +486,7 @@ async def test_f138_who_is_to_go_on_with_a_drained_stream_hangs(rig: Floor) -> N
         assert posts == 3
         (record,) = await r.records(1)
         assert [row["ended"] for row in record["migrations"]] == ["finished"]
-        others = [m for m in r.router.fleet.members() if m.instance.name != name]
+        others = [m for m in r.router.known.fleet.members() if m.instance.name != name]
         assert not any(m.health.has_failed_lately for m in others), "it had no time to speak of"
 
 
@@ -587,7 +589,7 @@ async def test_f140_one_that_goes_on_speaking_keeps_its_streams(
         if not engine.busy:  # the other one was asked
             await asked
             return
-        member = r.router.fleet.get("i0")
+        member = r.router.known.fleet.get("i0")
         assert member is not None
         await until(lambda: member.health.is_out_for_certain, "out for certain")
         await asyncio.sleep(2.5)
@@ -671,7 +673,7 @@ async def test_f150_engines_cut_one_clients_streams(rig: Floor) -> None:
                 r.ask(f"belladonna {i} {n}", headers={"X-Session-ID": "mallory"}) for n in range(8)
             ]
             assert all(map(is_cut, await asyncio.gather(*asked)))
-        fleet = r.router.fleet
+        fleet = r.router.known.fleet
         assert [r.is_up(f"i{i}") for i in range(3)] == [True] * 3
         await until(lambda: not fleet.doubted(), "each has served the proxy's own stream")
         assert (await r.ask()).text == "fine"
@@ -706,9 +708,9 @@ async def test_f160_all_streams_of_the_only_client(
         answers = [await r.ask(f"prompt {i}", headers=name) for i in range(12)]
         assert sum(map(is_cut, answers)) <= 2
         assert {got.text for got in answers if not is_cut(got)} == {"fine"}
-        await until(lambda: not r.router.fleet.doubted(), "its trial was answered")
+        await until(lambda: not r.router.known.fleet.doubted(), "its trial was answered")
         now_s = r.state.clock.now_s()
-        assert r.router.fleet.get("i0").health.state(now_s) is State.SUSPECT
+        assert r.router.known.fleet.get("i0").health.state(now_s) is State.SUSPECT
         assert r.is_up("i0")
 
 
@@ -769,4 +771,4 @@ async def test_f151_tools_that_speak_of_abort(rig: Floor, size: int) -> None:
             records = await r.records(4)
             assert {record["outcome"] for record in records} == {"ok"}
             assert r.posts == 4, "one request each, and no trial"
-            assert not r.router.fleet.doubted()
+            assert not r.router.known.fleet.doubted()

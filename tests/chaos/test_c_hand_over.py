@@ -357,7 +357,7 @@ async def test_f105_an_answer_of_no_use_holds_kv(rig: Floor, connector: str, how
         p = record["prefill_instance"]
         if is_named:
             await until(lambda: not r.sim_work(), "P's KV is released")
-        booked = r.router.unreleased_kv.on(p, r.state.clock.now_s())[1]
+        booked = r.router.known.unreleased_kv.on(p, r.state.clock.now_s())[1]
         assert bool(booked) is not is_named
         result = "released" if is_named else "stranded"
         await until(lambda: r.metric("kv_releases_total", result=result) == 1)
@@ -370,7 +370,7 @@ async def test_f105_an_answer_that_is_cut(rig: Floor) -> None:
     async with rig(peer(p), **ALWAYS, **SLOW_PROBES) as r:
         record = await colocated(r)
         assert record["fallback"] == "p_error"
-        assert r.router.unreleased_kv.on("i1", r.state.clock.now_s())[1]
+        assert r.router.known.unreleased_kv.on("i1", r.state.clock.now_s())[1]
         assert r.metric("kv_releases_total", result="stranded") == 1
 
 

@@ -138,7 +138,9 @@ async def test_f61_frozen_metrics(rig: Floor, monkeypatch: pytest.MonkeyPatch) -
         async with asyncio.timeout(WAIT_S):
             await is_asked.wait()  # what was answered before is read by now
         monkeypatch.setattr(gate, "STALE_S", 0.1)
-        await until(lambda: not r.router.busy("i0", ANY_MODEL, r.state.clock.now_s()), "too old")
+        await until(
+            lambda: not r.router.known.busy("i0", ANY_MODEL, r.state.clock.now_s()), "too old"
+        )
         assert is_fine(await r.ask())
         engine.gets["/metrics"] = plain(CONFIG)  # else a scrape is under way at nearly all times
 
@@ -215,7 +217,7 @@ async def test_f65_index_and_cache_disagree(rig: Floor) -> None:
         for text in "ababa":
             assert (await r.ask(words(1000, text))).text == "fine"
             await r.records(len(held) + 1)
-            held.append(r.router.fleet.states.of("i0").cache.blocks)
+            held.append(r.router.known.fleet.states.of("i0").cache.blocks)
         assert held[3] < held[2] == held[1], "what was used before both is lost as well"
         hits = [record["hit_tokens"] for record in await r.records(5)]
         assert hits[0] == 0 < hits[2]
@@ -235,7 +237,7 @@ async def test_f111_prompt_tokens_wrongly_counted(rig: Floor, factor: float) -> 
     engines = [Scripted(counted(round(1000 * each), 3)) for each in (factor, 1, 1)]
     async with rig(engines, **SLOW_PROBES) as r:
         asked = 0
-        while not r.router.is_usage_doubted("i0"):
+        while not r.router.known.is_usage_doubted("i0"):
             assert asked < 300, "doubted after 32 answers of it"
             batch = range(asked, asked := asked + 12)
             each = [r.ask(words(330, f"{i:04}"), headers={"X-Session-ID": f"{i}"}) for i in batch]
@@ -270,7 +272,7 @@ async def test_f112_output_tokens_wrongly_counted(
     async with rig([counted(300, output, events)], **SLOW_PROBES) as r:
         assert (await r.ask(max_tokens=64)).is_clean
         assert (await r.record())["osl_tokens"] == output
-        assert bool(len(r.router.latency.of("i0").step.residuals)) is is_learned
+        assert bool(len(r.router.known.latency.of("i0").step.residuals)) is is_learned
 
 
 async def test_f66_the_wall_clock_jumps(rig: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +354,7 @@ async def led_astray(log: Path, names: NameServer) -> dict[str, str]:
             names.is_slow_over.set()
             served["127.0.0.2"] = await asked_with("127.0.0.2")
             await proxy.at_rest()
-            holds("I1", proxy.router.ledger.drift() == 0, "drift")
+            holds("I1", proxy.router.known.ledger.drift() == 0, "drift")
     return served
 
 
@@ -404,7 +406,9 @@ async def test_f103_an_added_instance_is_not_ready_yet(rig: Floor) -> None:
         starting.gets["/health"] = plain(b"")
         for writer in list(starting.open):
             writer.transport.abort()
-        await until(lambda: r.router.fleet.get("new").models is not None, "it has answered one")
+        await until(
+            lambda: r.router.known.fleet.get("new").models is not None, "it has answered one"
+        )
         assert all([is_fine(await r.ask(f"prompt {i}")) for i in range(8)])
         assert len(starting.bodies) == 4
 
@@ -483,7 +487,7 @@ async def test_f156_one_engines_card_names_a_base(rig: Floor) -> None:
         engine.gets["/v1/models"] = plain(cards)
     engines[2].gets["/v1/models"] = plain(evil)
     async with rig(engines, max_queue=0, **SLOW_PROBES) as r:
-        await until(lambda: r.router.fleet.serves("base"), "their models are known")
+        await until(lambda: r.router.known.fleet.serves("base"), "their models are known")
         url = f"{r.proxy.server.admin_url}/busy_threshold"
         limit = {"model": "base", "active_prefill_tokens_threshold": 5}
         async with r.proxy.http.post(url, json=limit) as answer:

@@ -320,7 +320,7 @@ async def thousand(rig: Floor, policy: str) -> set[str]:
 
         answers = await asyncio.gather(*(client() for _ in range(50)))
         assert all(is_fine(got) for part in answers for got in part)
-        assert len(r.router.sessions) == 1
+        assert len(r.router.known.sessions) == 1
         return {record["decode_instance"] for record in await r.records(1000)}
 
 
@@ -344,7 +344,7 @@ async def test_f83_a_million_session_ids(rig: Floor) -> None:
     async with rig([GOOD], max_sessions=100, **SLOW_PROBES) as r:
         for i in range(300):
             assert is_fine(await r.ask(headers={"X-Session-ID": f"s{i}"}))
-        assert len(r.router.sessions) == 100
+        assert len(r.router.known.sessions) == 100
 
 
 FLOODS: dict[str, dict[str, Any]] = {

@@ -338,7 +338,7 @@ async def test_f110_planted_usage(rig: Floor) -> None:
     engine = Scripted(*[says(plain(echo)), streamed] * 10)
     engine.scripts += [breaks_off]  # the proxy's own trial gets a good answer
     async with rig([engine], **SLOW_PROBES) as r:
-        before = r.router.bytes_per_token.of(MODEL)
+        before = r.router.known.bytes_per_token.of(MODEL)
         for i in range(20):
             hostile: dict[str, Any] = {
                 "model": MODEL,
@@ -351,7 +351,7 @@ async def test_f110_planted_usage(rig: Floor) -> None:
             assert not (await r.ask(words(500, f"{i}"))).is_clean
         assert is_fine(await r.ask(words(500, "w")))
         records = await r.records(24)
-        assert r.router.bytes_per_token.of(MODEL) == before
+        assert r.router.known.bytes_per_token.of(MODEL) == before
         assert [record["prompt_tokens"] for record in records[:20]] == [None] * 20
 
 
@@ -518,7 +518,7 @@ async def test_f136_one_tenant_fills_the_table_of_stored_responses(rig: Floor) -
         mine = [await made("a") for _ in range(5)]
         for _ in range(100):
             await made("b")
-        assert len(r.router.responses) == 60
+        assert len(r.router.known.responses) == 60
         for one in mine:
             got = await r.raw(request(None, TENANTS["a"], f"{path}/{one}", "GET"))
             assert (got.status, got.json["id"]) == (200, one)
@@ -539,7 +539,7 @@ async def test_f137_one_tenant_fills_the_table_of_sessions(rig: Floor, *, is_ser
         for n in range(100):
             assert (await ask("b", f"s{n}")).status == (200 if is_served else 400)
         engine.scripts[:] = [GOOD]
-        assert len(r.router.sessions) == 60
+        assert len(r.router.known.sessions) == 60
         for n in range(10):
             assert (await ask("a", f"s{n}")).status == 200
         records = (await r.records(120))[-10:]

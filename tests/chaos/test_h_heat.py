@@ -60,13 +60,13 @@ async def test_f126_a_sensor_that_fails(rig: Floor, tmp_path: Path, how: str) ->
     async with rig(sims=1, sim=SIM, **thermal(tmp_path)) as r:
         await until(lambda: r.state.gpus.of("i0"), "it is read")
         running = asyncio.create_task(r.ask(max_tokens=TOKENS))
-        await until(lambda: r.router.ledger.load("i0").decode_requests, "it works")
+        await until(lambda: r.router.known.ledger.load("i0").decode_requests, "it works")
         if how == "nonsense":
             r.links[0].down.change = garble
         else:
             r.engines[0].faults.change(sensor=how)
         await until(lambda: state_of(r, "i0") == "STALE", "it is not believed any more")
-        await until(lambda: r.router.heat.of("i0").cap == 8, "it is at its safe cap")
+        await until(lambda: r.router.known.heat.of("i0").cap == 8, "it is at its safe cap")
         assert (await r.ask()).status == 200
         if how == "nonsense":
             r.links[0].down.change = None
@@ -81,7 +81,7 @@ async def heated(r: Rig, count: int) -> tuple[int, list[asyncio.Task[Got]]]:
     streams = [asyncio.create_task(r.ask(max_tokens=TOKENS, temperature=0)) for _ in range(count)]
 
     def busy() -> list[int]:
-        loads = [r.router.ledger.load(f"i{at}").decode_requests for at in range(2)]
+        loads = [r.router.known.ledger.load(f"i{at}").decode_requests for at in range(2)]
         return [at for at, load in enumerate(loads) if load >= count / 2]
 
     await until(busy, "many run on one of them")

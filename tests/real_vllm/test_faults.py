@@ -95,7 +95,7 @@ async def test_a_restarted_p_is_used_under_its_new_id(tmp_path: Path, mooncake: 
         engine.start()
         await asyncio.to_thread(engine.wait)
         async with asyncio.timeout(60):
-            while not proxy.router.fleet.is_up(engine.name):
+            while not proxy.router.known.fleet.is_up(engine.name):
                 await asyncio.sleep(0.1)
         await _offloads(proxy, "after")
         records = await proxy.records(8)

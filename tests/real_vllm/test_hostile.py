@@ -35,7 +35,7 @@ async def test_each_class_leaves_engines_and_others_as_they_were(
             figure(f"{name}: {', '.join(f'{end} x {count}' for end, count in ends.items())}")
             answer = await proxy.post(body, CHAT)
             assert (answer.status, token_ids(answer.body)) == (200, wanted), name
-            members = proxy.router.fleet.members()
+            members = proxy.router.known.fleet.members()
             assert [m.health.is_up for m in members] == [True, True], name
             assert [m.models for m in members] == [{MODEL}, {MODEL}], name
         await proxy.at_rest()

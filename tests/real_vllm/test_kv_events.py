@@ -63,7 +63,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 async def followed(proxy: ServedProxy) -> PublishedBlocks:
     """The engine's published blocks, once its events come."""
     name = proxy.settings.instances[0].name
-    ranks: Callable[[], dict[int, PublishedBlocks]] = lambda: proxy.router.published.ranks(name)  # noqa: E731
+    published = proxy.router.known.published
+    ranks: Callable[[], dict[int, PublishedBlocks]] = lambda: published.ranks(name)  # noqa: E731
     await until(lambda: 0 in ranks() and ranks()[0].is_live, "its events come", 120.0)
     return ranks()[0]
 
@@ -88,7 +89,7 @@ async def test_every_block_is_known_through_evictions_drops_and_a_restart(
         options = SLOW | {"kv_connector": "none", "kv_events": at}
         async with ServedProxy(tmp_path / "log.jsonl", given, **options) as proxy:
             await proxy.up()
-            is_up = partial(proxy.router.fleet.is_up, engine.name)
+            is_up = partial(proxy.router.known.fleet.is_up, engine.name)
             blocks = await followed(proxy)
             for number in range(REQUESTS):
                 if number in DROPS_AT:

@@ -70,8 +70,8 @@ async def test_streams_go_on_token_for_token(
         assert added[0] == 201
         async with asyncio.timeout(BEGIN_S):
             while not (
-                proxy.router.fleet.is_up(new.name)
-                and proxy.router.ledger.load(old.name).decode_requests == count
+                proxy.router.known.fleet.is_up(new.name)
+                and proxy.router.known.ledger.load(old.name).decode_requests == count
             ):
                 await asyncio.sleep(0.01)
         await lose(proxy, old)

@@ -21,7 +21,7 @@ FAST: dict[str, Any] = {"speed": 50.0, "tick": 0.0}
 
 def peers(proxy: ServedProxy) -> tuple[float, float]:
     """Instances that may prefill for others, and those that can."""
-    found: tuple[int, int] = proxy.router.kv_peers()
+    found: tuple[int, int] = proxy.router.known.kv_peers()
     for name, value in zip(("configured", "known"), found, strict=True):
         assert proxy.metric(f"kv_peers_{name}") == value
     return found
@@ -66,7 +66,7 @@ async def test_a_host_that_does_not_answer_at_the_usual_port_is_nothing_to_warn_
         async with SimFleet(1, **FAST) as fleet:
             options = {"bootstrap_port": port, "health_timeout": 0.2, "health_interval": 0.01}
             async with ServedProxy(tmp_path / "log", [fleet.engines[0].url], **options) as proxy:
-                (member,) = proxy.router.fleet.members()
+                (member,) = proxy.router.known.fleet.members()
                 await until(lambda: member.health.probes > 3, "asked")
                 assert not any(proxy.server.state.instances.warnings.values())
         for one in full:
@@ -82,7 +82,7 @@ async def test_an_instance_that_shares_its_host_is_not_asked(tmp_path: Path, sec
         async with ServedProxy(
             tmp_path / "log", urls, bootstrap_port=a.bootstrap_port, health_interval=0.01
         ) as proxy:
-            members = proxy.router.fleet.members()
+            members = proxy.router.known.fleet.members()
             await until(lambda: all(m.health.probes > 20 for m in members), "asked for a while")
             assert peers(proxy) == (0, 0)
 
@@ -131,7 +131,7 @@ async def test_one_that_never_answers_is_logged_once(
     async with SimFleet(1, **FAST) as fleet:
         spec = f"a={fleet.engines[0].url};bootstrap=1"
         async with ServedProxy(tmp_path / "log", [spec], health_interval=0.01) as proxy:
-            member = proxy.router.fleet.get("a")
+            member = proxy.router.known.fleet.get("a")
             await until(lambda: member.health.probes > 30, "asked often")
             assert sum("gives no engine id" in m for m in caplog.messages) == 1
             assert peers(proxy) == (1, 0)

@@ -149,11 +149,11 @@ async def test_a_dead_one_is_asked_a_few_times_and_comes_back(tmp_path: Path) ->
         await engines[0].__aexit__()
         assert await burst(proxy, at_once=4) == {200: MANY}
         assert proxy.metric("upstream_retries_total", reason="connect") < 5
-        assert proxy.router.fleet.get("e0").health.is_gone
+        assert proxy.router.known.fleet.get("e0").health.is_gone
         again = RawEngine(GOOD)
         again.port = engines[0].port
         async with again:
-            await until(lambda: proxy.router.fleet.is_up("e0"), "back")
+            await until(lambda: proxy.router.known.fleet.is_up("e0"), "back")
             assert await burst(proxy, 10, at_once=1) == {200: 10}
             assert len(again.posts) == 5
             await proxy.at_rest()
@@ -174,8 +174,8 @@ async def test_one_request_alone_opens_nothing(tmp_path: Path) -> None:
     async with fleet(tmp_path, *[FAILS["500"]] * 3) as (proxy, _):
         for _ in range(FAULTS - 1):
             assert (await proxy.post(chat("x"))).status == 500
-        assert len(proxy.router.fleet.up()) == 3
-        members = proxy.router.fleet.members()
+        assert len(proxy.router.known.fleet.up()) == 3
+        members = proxy.router.known.fleet.members()
         assert all(len(m.health._faults) <= FAULTS - 1 for m in members)
 
 
@@ -183,12 +183,12 @@ async def test_the_clients_own_errors_pass_untouched_and_count_nothing(tmp_path:
     for status in ("400 Bad Request", "413 Too Large", "422 Unprocessable", "501 Not Implemented"):
         body = b'{"error":{"message":"your fault, \xc3\xa9"}}'
         async with fleet(tmp_path, says(plain(body, status)), GOOD) as (proxy, engines):
-            proxy.router.fleet.get("e1").is_draining = True
+            proxy.router.known.fleet.get("e1").is_draining = True
             for _ in range(2 * FAULTS):
                 answer = await proxy.post(chat("x"))
                 assert (answer.status, answer.body) == (int(status[:3]), body)
             assert not engines[1].posts
-            assert not proxy.router.fleet.has_failed_lately("e0")
+            assert not proxy.router.known.fleet.has_failed_lately("e0")
 
 
 async def test_a_busy_engine_is_left_alone_for_as_long_as_it_says(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ async def test_a_busy_engine_is_left_alone_for_as_long_as_it_says(tmp_path: Path
     async with fleet(tmp_path, refused, GOOD) as (proxy, engines):
         assert await burst(proxy, 24, at_once=1) == {200: 24}
         assert len(engines[0].posts) == 1
-        assert not proxy.router.fleet.has_failed_lately("e0"), "load is no failure"
+        assert not proxy.router.known.fleet.has_failed_lately("e0"), "load is no failure"
         now_s = proxy.server.state.clock.now_s()
-        busy = proxy.router.busy("e0", "sim-8b", now_s)
+        busy = proxy.router.known.busy("e0", "sim-8b", now_s)
         assert 5 < busy.free_in_s <= 7
 
 
@@ -233,7 +233,7 @@ async def test_inference_that_hangs_behind_a_healthy_front(
     options = {"health_interval": 0.05, "ttft_timeout": 1.0, "slow_start": 0}
     async with fleet(tmp_path, script, GOOD, **options) as (proxy, engines):
         assert await burst(proxy, 20, at_once=20) == {200: 20}
-        e0 = proxy.router.fleet.get("e0").health
+        e0 = proxy.router.known.fleet.get("e0").health
         assert (e0.is_up, e0.is_open) == (False, True)
         asked = len(engines[0].posts)
         assert await burst(proxy, 20, at_once=1) == {200: 20}
@@ -256,7 +256,7 @@ async def test_health_that_fails_everywhere_while_inference_works(
         for name in ("e0", "e1"):
             for _ in range(2):
                 watcher.probe_failed(name, failure)
-        assert not proxy.router.fleet.up()
+        assert not proxy.router.known.fleet.up()
         assert proxy.metric("panic") == 1
         told = [line for line in caplog.messages if line.startswith("more than half")]
         assert len(told) == 1
@@ -280,13 +280,13 @@ async def test_health_that_fails_on_one_and_health_that_flaps(
     sick = plain(b"", "500 Internal Server Error")
     async with fleet(tmp_path, GOOD, GOOD, GOOD, health_interval=0.02) as (proxy, engines):
         engines[0].health = sick
-        await until(lambda: not proxy.router.fleet.is_up("e0"), "ejected")
+        await until(lambda: not proxy.router.known.fleet.is_up("e0"), "ejected")
         asked = len(engines[0].posts)
         assert await burst(proxy, 30, at_once=3) == {200: 30}
         assert len(engines[0].posts) == asked
         assert proxy.metric("panic") == 0
         caplog.clear()
-        flapping = proxy.router.fleet.get("e1").health
+        flapping = proxy.router.known.fleet.get("e1").health
         for round_ in range(10):
             seen = flapping.probes
             engines[1].health = plain(b"") if round_ % 2 else sick
@@ -307,7 +307,7 @@ async def test_a_model_that_one_instance_denies(tmp_path: Path) -> None:
     async with fleet(tmp_path, denies, GOOD) as (proxy, engines):
         assert await burst(proxy, 10, at_once=1) == {200: 10}
         assert len(engines[0].posts) == 5, "its list still says that it serves the model"
-        assert not proxy.router.fleet.has_failed_lately("e0")
+        assert not proxy.router.known.fleet.has_failed_lately("e0")
     async with fleet(tmp_path, denies, denies) as (proxy, engines):
         answer = await proxy.post(chat("x"))
         assert (answer.status, answer.body) == (404, body)
@@ -325,16 +325,16 @@ async def test_a_restart_between_two_probes_is_noticed(tmp_path: Path) -> None:
         name = answer.headers["X-Cache-Proxy-Instance"]
         state = proxy.server.state
         asked = Probes(state.instances, state.options)
-        upstream, member = state.instances.by_name[name], proxy.router.fleet.get(name)
+        upstream, member = state.instances.by_name[name], proxy.router.known.fleet.get(name)
         await asked.scrape(upstream)
         assert (member.state.start_s or 0.0) > 1e9
         engine = next(e for e in fleet.engines if e.url.endswith(name))
         await engine.restart()
-        assert proxy.router.fleet.states.of(name).cache.blocks > 0
+        assert proxy.router.known.fleet.states.of(name).cache.blocks > 0
         for _ in range(probes.ENGINE_ID_EVERY):
             await asked.probe(upstream)
-        assert proxy.router.fleet.states.of(name).cache.blocks == 0
-        assert proxy.router.sessions.home("s", state.clock.now_s()) is None
+        assert proxy.router.known.fleet.states.of(name).cache.blocks == 0
+        assert proxy.router.known.sessions.home("s", state.clock.now_s()) is None
         assert name not in state.instances.reports, "it was the other process's"
         assert (member.incarnation, member.health.is_up) == (1, True)
         await asked.scrape(upstream)
@@ -367,17 +367,17 @@ async def test_a_p_that_fails_or_is_busy_is_not_asked_for_ever(
         async with ServedProxy(tmp_path / "log", urls, **options, **limits) as proxy:
             await proxy.up()
             for i in range(FAULTS + 3):
-                home = proxy.router.fleet.states["d"].cache
-                proxy.router.sessions.assign(f"s{i}", home, proxy.server.state.clock.now_s())
+                home = proxy.router.known.fleet.states["d"].cache
+                proxy.router.known.sessions.assign(f"s{i}", home, proxy.server.state.clock.now_s())
                 headers = {"X-Session-ID": f"s{i}"}
                 got = await proxy.post(chat(f"{i} " * 3000), headers=headers)
                 assert (got.text, got.headers["X-Cache-Proxy-Instance"]) == ("fine", "d")
             if ends == "open":
                 assert len(p.posts) <= FAULTS, "or its trial has failed"
-                assert proxy.router.fleet.open() == {"p"}
+                assert proxy.router.known.fleet.open() == {"p"}
             else:
                 assert len(p.posts) == 1
-                assert not proxy.router.fleet.has_failed_lately("p")
+                assert not proxy.router.known.fleet.has_failed_lately("p")
             assert proxy.metric("upstream_retries_total", reason="server_error") == 0
             await proxy.at_rest()
 
@@ -390,7 +390,7 @@ async def test_a_new_engine_id_that_a_request_sees_first_is_a_restart_too(tmp_pa
         urls = [f"e={engine.address};bootstrap={port}"]
         async with ServedProxy(tmp_path / "log", urls, health_interval=60) as proxy:
             await proxy.up()
-            state, member = proxy.server.state, proxy.router.fleet.get("e")
+            state, member = proxy.server.state, proxy.router.known.fleet.get("e")
             upstream, asked = state.instances.by_name["e"], Probes(state.instances, state.options)
             assert await upstream.engine_id() == "e-1"
             ids.append("e-2")

@@ -69,14 +69,19 @@ async def test_a_request_says_which_role_a_threshold_stood_against(tmp_path: Pat
     ) as (proxy, _):
         first, second = (spec.name for spec in proxy.settings.instances)
         router = proxy.router
-        await until(lambda: router.gate.kv_tokens(first) and router.gate.kv_tokens(second), "sizes")
-        over = {Phase.PREFILL: 5001, Phase.DECODE: router.gate.kv_tokens(first) // 2 + 1}
+        await until(
+            lambda: router.known.gate.kv_tokens(first) and router.known.gate.kv_tokens(second),
+            "sizes",
+        )
+        over = {Phase.PREFILL: 5001, Phase.DECODE: router.known.gate.kv_tokens(first) // 2 + 1}
 
         async def asked(**past: Phase) -> tuple[str | None, ...]:
             """D, class and reason of a HEAVY request while these instances are past a threshold."""
             names = {"first": first, "second": second}
             leases = [
-                router.ledger.open(router.ledger.charge(names[which], phase, over[phase]))
+                router.known.ledger.open(
+                    router.known.ledger.charge(names[which], phase, over[phase])
+                )
                 for which, phase in past.items()
             ]
             answer = await proxy.post(chat(words(300, seed=f"s{len(past)}{past}"), max_tokens=2))
@@ -196,8 +201,8 @@ async def test_what_thresholds_are_compared_with_is_there_before_any_is_set(
         engine.gets["/metrics"] = report(0.75, 0.25, tokens=50_000)
         async with served(tmp_path, engine) as proxy:
             await until(lambda: proxy.metric("engine_ranks", upstream="e0") == 2, "read")
-            charges = proxy.router.ledger.charge("e0", Phase.DECODE, 40_000)
-            lease = proxy.router.ledger.open(charges)
+            charges = proxy.router.known.ledger.charge("e0", Phase.DECODE, 40_000)
+            lease = proxy.router.known.ledger.open(charges)
             ratio = {s: proxy.metric("kv_blocks_ratio", upstream="e0", source=s) for s in SOURCES}
             assert ratio == {"own": 0.4, "reported": 0.25}
             assert proxy.metric("kv_cache_size_tokens", upstream="e0") == 100_000

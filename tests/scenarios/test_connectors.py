@@ -22,7 +22,7 @@ async def ask(proxy: ServedProxy, text: str, session: str = "s", **more: Any) ->
 
 
 def _is_down(proxy: ServedProxy, name: str) -> bool:
-    return not proxy.router.fleet.is_up(name)
+    return not proxy.router.known.fleet.is_up(name)
 
 
 def moved(fleet: Any) -> float:
@@ -65,7 +65,7 @@ async def test_nixl_p_that_died_is_noticed_by_d_itself(tmp_path: Path) -> None:
             await engine.kill()
             await until(partial(_is_down, proxy, name), "down")
             await engine.restart()
-            await until(partial(proxy.router.fleet.is_up, name), "up")
+            await until(partial(proxy.router.known.fleet.is_up, name), "up")
         before = moved(fleet)
         for i in range(4):
             await ask(proxy, words(600, f"b{i}"), f"t{i}")

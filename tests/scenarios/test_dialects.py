@@ -78,7 +78,7 @@ async def fed(
 
 
 def last_error(proxy: ServedProxy) -> str | None:
-    (member,) = proxy.router.fleet.members()
+    (member,) = proxy.router.known.fleet.members()
     error: str | None = member.health.last_error
     return error
 
@@ -97,7 +97,7 @@ async def test_tokens_are_read_and_learned_from(tmp_path: Path, path: str, strea
         assert first["prompt_tokens"] == second["prompt_tokens"] > 600
         assert (first["cached_tokens"], first["osl_tokens"] > 1) == (0, True)
         assert second["cached_tokens"] > 0.9 * second["prompt_tokens"]
-        assert proxy.router.bytes_per_token.of("sim-8b") != BYTES_PER_TOKEN_PRIOR
+        assert proxy.router.known.bytes_per_token.of("sim-8b") != BYTES_PER_TOKEN_PRIOR
         # The estimate of the second is nearer, as the first has told.
         off = [abs(r["isl_tokens"] - r["prompt_tokens"]) for r in (first, second)]
         assert off[1] < off[0]
@@ -170,11 +170,11 @@ async def test_what_continues_a_stored_response_teaches_nothing(tmp_path: Path) 
     async with proxied(tmp_path, 1) as (proxy, _):
         first = asked(RESPONSES, words(300), stream=False)
         made = (await proxy.post(first, RESPONSES)).json["id"]
-        known_ratio = proxy.router.bytes_per_token.of("sim-8b")
+        known_ratio = proxy.router.known.bytes_per_token.of("sim-8b")
         more = asked(RESPONSES, words(20), stream=False) | {"previous_response_id": made}
         for _ in range(5):
             assert (await proxy.post(more, RESPONSES)).status == 200
-        assert proxy.router.bytes_per_token.of("sim-8b") == known_ratio
+        assert proxy.router.known.bytes_per_token.of("sim-8b") == known_ratio
         last = (await proxy.records(6))[-1]
         assert last["prompt_tokens"] > 300  # the log has it
 
@@ -410,7 +410,7 @@ async def test_who_leaves_with_the_end_of_the_stream_has_all_of_it(
         told = [record[name] for name in ("outcome", "status", "prompt_tokens", "osl_tokens")]
         assert told == ["ok", 200, 420, 7]
         assert proxy.metric("client_disconnects_total", phase="decode") == 0
-        assert proxy.router.bytes_per_token.of("sim-8b") != BYTES_PER_TOKEN_PRIOR
+        assert proxy.router.known.bytes_per_token.of("sim-8b") != BYTES_PER_TOKEN_PRIOR
 
 
 @pytest.mark.parametrize(

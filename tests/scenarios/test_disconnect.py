@@ -110,7 +110,7 @@ async def test_in_mid_stream(tmp_path: Path, how: str) -> None:
         async with ServedProxy(tmp_path / "log", instances, health_interval=60) as proxy:
             writer = await send(proxy, chat("x"))
             name = proxy.settings.instances[0].name
-            await until(lambda: proxy.router.ledger.load(name).decode_requests, "decoding")
+            await until(lambda: proxy.router.known.ledger.load(name).decode_requests, "decoding")
             leave(writer, how)
             await proxy.at_rest()
             await until(lambda: proxy.connections() == 0, "the upstream connection is closed")

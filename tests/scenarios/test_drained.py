@@ -61,7 +61,7 @@ async def asked_anew(proxy: ServedProxy) -> Any:
 
 async def streaming(proxy: ServedProxy, count: int) -> list[asyncio.Task[Any]]:
     running = [asyncio.create_task(proxy.post(chat(f"s{i}"))) for i in range(count)]
-    load = proxy.router.ledger.load
+    load = proxy.router.known.ledger.load
     await until(lambda: load("a").decode_requests == count, "all have begun")
     return running
 
@@ -93,7 +93,7 @@ async def test_the_last_end_of_fifty_streams_is_told(
         waiting = [asyncio.create_task(wait()) for _ in range(3)]
         held.let_go(STREAMS - 1)
         await until(lambda: held.ended == STREAMS - 1, "all but one ended")
-        await until(lambda: proxy.router.ledger.live == 1, "and no lease for those who wait")
+        await until(lambda: proxy.router.known.ledger.live == 1, "and no lease for those who wait")
         assert (await told(proxy, "?wait=0"))[1]["left"]["requests"] == 1
         assert proxy.server.state.in_flight.count == 1
         assert not order
@@ -109,10 +109,10 @@ async def test_the_last_end_of_fifty_streams_is_told(
 
 async def test_streams_that_go_on_elsewhere_are_not_waited_for(tmp_path: Path) -> None:
     async with proxied(tmp_path, 2, sim={"speed": 2.0}, migration_limit=1) as (proxy, _):
-        name = proxy.router.fleet.members()[0].instance.name
+        name = proxy.router.known.fleet.members()[0].instance.name
         bodies = [chat(f"s{i}", max_tokens=60) for i in range(STREAMS)]
         running = [asyncio.create_task(proxy.post(body)) for body in bodies]
-        load, flying = proxy.router.ledger.load, proxy.server.state.in_flight
+        load, flying = proxy.router.known.ledger.load, proxy.server.state.in_flight
         moving = lambda: [s for s in flying.movable if s.instance == name]  # noqa: E731
         await until(lambda: len(moving()) > STREAMS // 4, "its share streams")
         path = f"/instances/{name}"
@@ -183,7 +183,7 @@ async def test_the_pre_stop_hook_of_the_documentation(tmp_path: Path) -> None:
 
         running = await streaming(proxy, 2)
         stopping = asyncio.create_task(hook("a"))
-        await until(lambda: proxy.router.fleet.get("a").is_draining, "it drains")
+        await until(lambda: proxy.router.known.fleet.get("a").is_draining, "it drains")
         assert await hook("unknown") == (0, 0)
         held.let_go(2)
         assert await stopping == (0, 2)

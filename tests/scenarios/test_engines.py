@@ -46,7 +46,7 @@ async def fleet(tmp_path: Path, *engines: ToldEngine, **options: Any) -> AsyncIt
 
 
 def health_of(proxy: ServedProxy, name: str = "e0") -> Health:
-    found: Health = proxy.router.fleet.get(name).health
+    found: Health = proxy.router.known.fleet.get(name).health
     return found
 
 
@@ -258,7 +258,7 @@ async def test_one_that_is_too_short_makes_a_longer_one_be_asked(
         refused = len(engines[0].asked) + len(engines[1].asked)
         assert sum(record["retries"] for record in records) == refused > 0
         assert {record["retries"] for record in records} <= {0, 1}, "not to the other short one"
-        assert {m.health.state(0.0) for m in proxy.router.fleet.members()} == {State.HEALTHY}
+        assert {m.health.state(0.0) for m in proxy.router.known.fleet.members()} == {State.HEALTHY}
         await proxy.at_rest()
 
 
@@ -295,7 +295,7 @@ async def test_an_unknown_model_is_denied_here(tmp_path: Path, path: str) -> Non
         (record,) = await proxy.records(1)
         assert (record["outcome"], record["model"]) == ("bad_request", "nobody")
         engines[1].cards.append(card("nobody"))
-        await until(lambda: proxy.router.fleet.serves("nobody"), "its list is read again")
+        await until(lambda: proxy.router.known.fleet.serves("nobody"), "its list is read again")
         assert (await proxy.post(body, path)).status == 200
 
 
@@ -416,6 +416,6 @@ async def test_another_process_serves_another_model_at_once(tmp_path: Path) -> N
     engine = ToldEngine("old")
     async with fleet(tmp_path, engine) as proxy:
         engine.cards, engine.start_s = [card("new")], 2000.0
-        await until(lambda: proxy.router.fleet.serves("new"), "its list is read again")
+        await until(lambda: proxy.router.known.fleet.serves("new"), "its list is read again")
         assert (await proxy.post(chat(model="new"))).status == 200
         assert (await proxy.post(chat(model="old"))).status == 404

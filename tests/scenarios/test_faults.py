@@ -85,7 +85,7 @@ async def test_before_the_first_byte_another_instance_answers(
 ) -> None:
     """And the session goes there. tests/chaos/test_a_before_first_byte.py has more ways to fail."""
     async with Pair(tmp_path, bad, ttft_timeout=0.3 if kind == "timeout" else 10) as proxy:
-        await until(lambda: proxy.router.fleet.get("bad").health.probes, "the first probe")
+        await until(lambda: proxy.router.known.fleet.get("bad").health.probes, "the first probe")
         answer = await proxy.post(chat("x"), headers={"X-Session-ID": "s"})
         assert (answer.status, answer.text) == (200, "fine"), name
         assert answer.headers["X-Cache-Proxy-Instance"] == "good"
@@ -93,7 +93,7 @@ async def test_before_the_first_byte_another_instance_answers(
         assert (record["outcome"], record["retries"]) == ("ok", 1)
         assert record["decode_instance"] == "good"
         assert proxy.metric("upstream_retries_total", reason=kind) == 1
-        assert proxy.router.sessions.home("s", 0.0) == "good"
+        assert proxy.router.known.sessions.home("s", 0.0) == "good"
         await proxy.at_rest()
 
 
@@ -210,13 +210,13 @@ async def test_an_instance_goes_down_and_comes_back(tmp_path: Path) -> None:
         ) as proxy:
             await proxy.up()
             await engine.__aexit__()
-            await until(lambda: not proxy.router.fleet.is_up("e"), "down")
+            await until(lambda: not proxy.router.known.fleet.is_up("e"), "down")
             again = RawEngine(GOOD)
             again.port = port
             async with again:
-                await until(lambda: proxy.router.fleet.is_up("e"), "up")
+                await until(lambda: proxy.router.known.fleet.is_up("e"), "up")
                 assert (await proxy.post(chat("x"))).text == "fine"
-                assert proxy.router.fleet.get("e").incarnation == 1
+                assert proxy.router.known.fleet.get("e").incarnation == 1
 
 
 async def test_a_frozen_instance_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -259,8 +259,8 @@ async def test_the_proxys_own_cut_is_not_the_clients(
 
 
 def _decoding(proxy: ServedProxy) -> bool:
-    names = [m.instance.name for m in proxy.router.fleet.members()]
-    return any(proxy.router.ledger.load(name).decode_requests for name in names)
+    names = [m.instance.name for m in proxy.router.known.fleet.members()]
+    return any(proxy.router.known.ledger.load(name).decode_requests for name in names)
 
 
 async def cut_or_refused(proxy: ServedProxy) -> bytes:

@@ -64,7 +64,7 @@ async def pair(
             yield proxy
             await proxy.at_rest()
             assert proxy.router.hedges.live == 0
-            assert proxy.router.reuse.is_at_rest
+            assert proxy.router.known.reuse.is_at_rest
             await until(lambda: proxy.connections() == 0, "no upstream connection in use")
 
 

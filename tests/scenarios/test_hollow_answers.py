@@ -60,7 +60,7 @@ async def test_a_success_with_nothing_in_it_is_had_elsewhere(tmp_path: Path, way
     async with fleet(tmp_path, WAYS[way], says(GOOD)) as (proxy, engines):
         answers = [await proxy.post(chat(f"t{i}")) for i in range(6)]
         assert [(a.status, a.text) for a in answers] == [(200, "fine")] * 6
-        await until(lambda: not proxy.router.fleet.is_up("e0"), "its trial fails")
+        await until(lambda: not proxy.router.known.fleet.is_up("e0"), "its trial fails")
         assert len([b for b in engines[0].bodies if not is_trial(b)]) <= 2
         assert proxy.metric("upstream_retries_total", reason="hollow") >= 1
         async with proxy.http.get("/health") as response:
@@ -78,10 +78,10 @@ async def test_a_clients_bad_requests_speak_against_nobody(tmp_path: Path) -> No
             )
             assert bad.status == 400
         for name in ("e0", "e1"):
-            member = proxy.router.fleet.get(name)
+            member = proxy.router.known.fleet.get(name)
             assert state(proxy, name) is State.HEALTHY
             assert member.health.last_error is None
-        assert proxy.router.fleet.doubts(proxy.router.fleet.members(), "", 0.0) is None
+        assert proxy.router.known.fleet.doubts(proxy.router.known.fleet.members(), "", 0.0) is None
         asked = sum(len(engine.bodies) for engine in engines)
         assert asked <= 30 * 10 / 9
         assert not any(is_trial(body) for engine in engines for body in engine.bodies)
@@ -121,7 +121,7 @@ async def test_what_all_give_alike_is_the_requests_fault(tmp_path: Path) -> None
         async with fleet(folder, *[WAYS[way]] * 3) as (proxy, engines):
             answers = [await proxy.post(chat(f"t{i}")) for i in range(9)]
             assert len({got.status for got in answers}) == 1
-            assert all(proxy.router.fleet.is_up(f"e{i}") for i in range(3))
+            assert all(proxy.router.known.fleet.is_up(f"e{i}") for i in range(3))
             asked = sum(not is_trial(b) for engine in engines for b in engine.bodies)
             assert asked <= 2 * 9
 
@@ -133,7 +133,7 @@ async def test_the_proxys_own_key_is_refused(tmp_path: Path, way: str) -> None:
     async with fleet(tmp_path, WAYS[way], says(GOOD), instance_api_key=key) as (proxy, _):
         answers = [await proxy.post(chat(f"t{i}")) for i in range(6)]
         assert {got.status for got in answers} == {200}
-        await until(lambda: not proxy.router.fleet.is_up("e0"), "its trial fails")
+        await until(lambda: not proxy.router.known.fleet.is_up("e0"), "its trial fails")
         async with proxy.http.get("/health") as response:
             told = (await response.json())["instances"]["e0"]
         assert told["warnings"] == [f"its answers are hollow: status {way} to the proxy's own key"]
@@ -162,7 +162,7 @@ async def test_a_clients_own_request_is_refused(tmp_path: Path, engines: int) ->
             assert got.status == 403
             assert (await proxy.post(chat(f"t{i}"))).text == "fine"
         names = [f"e{i}" for i in range(engines)]
-        healths = [proxy.router.fleet.get(name).health for name in names]
+        healths = [proxy.router.known.fleet.get(name).health for name in names]
         await until(lambda: not any(h.is_suspect for h in healths), "nobody is in doubt")
         trials = sum(is_trial(body) for engine in made for body in engine.bodies)
         assert not trials
@@ -177,8 +177,8 @@ async def test_the_list_of_models_is_refused(tmp_path: Path) -> None:
     async with fleet(tmp_path, says(GOOD), says(GOOD), **options) as (proxy, engines):
         engines[0].gets["/v1/models"] = plain(b'{"error":"Unauthorized"}', "401 Unauthorized")
         engines[0].scripts = [refuses(401)]
-        proxy.router.fleet.get("e0").rereads_models = True
-        await until(lambda: not proxy.router.fleet.is_up("e0"), "ejected without a request")
+        proxy.router.known.fleet.get("e0").rereads_models = True
+        await until(lambda: not proxy.router.known.fleet.is_up("e0"), "ejected without a request")
         told = proxy.server.state.instances.warnings["e0"]
         assert "401 to the proxy's own key" in told["models"]
         engines[0].gets["/v1/models"] = plain(b'{"data":[{"id":"sim-8b"}]}')
@@ -190,9 +190,9 @@ async def test_a_list_that_only_the_proxy_may_not_read_ejects_nobody(tmp_path: P
     options: dict[str, Any] = {"instance_api_key": key, "health_interval": 0.05}
     async with fleet(tmp_path, says(GOOD), says(GOOD), **options) as (proxy, engines):
         engines[0].gets["/v1/models"] = plain(b"{}", "403 Forbidden")
-        proxy.router.fleet.get("e0").rereads_models = True
+        proxy.router.known.fleet.get("e0").rereads_models = True
         await until(lambda: any(map(is_trial, engines[0].bodies)), "it is tried")
-        health = proxy.router.fleet.get("e0").health
+        health = proxy.router.known.fleet.get("e0").health
         await until(lambda: not health.hollow.doubts and health.is_up, "and passes")
         probes = health.probes
         await until(lambda: health.probes > probes + 5)
@@ -205,7 +205,7 @@ async def test_a_stream_that_ends_broken_makes_a_trial_due(tmp_path: Path, reaso
     async with fleet(tmp_path, ends(reason, gap_s=0.005), says(GOOD)) as (proxy, _):
         got = await proxy.post(chat("a"))
         assert got.status == 200
-        await until(lambda: not proxy.router.fleet.is_up("e0"), "its trial fails")
+        await until(lambda: not proxy.router.known.fleet.is_up("e0"), "its trial fails")
         answers = [await proxy.post(chat(f"t{i}")) for i in range(4)]
         assert all(got.text == "fine" and b"stop" in got.body for got in answers)
         (record, *_) = await proxy.records(5)
@@ -224,5 +224,5 @@ async def test_what_only_newer_engines_serve_ejects_no_older_one(tmp_path: Path)
     async with fleet(tmp_path, old, says(GOOD)) as (proxy, engines):
         statuses = [(await proxy.post(chat(f"t{i}", new_field=1))).status for i in range(40)]
         assert statuses.count(200) >= 40 - REFUSALS
-        assert proxy.router.fleet.is_up("e0")
-        await until(lambda: not proxy.router.fleet.get("e0").health.hollow.doubts)
+        assert proxy.router.known.fleet.is_up("e0")
+        await until(lambda: not proxy.router.known.fleet.get("e0").health.hollow.doubts)

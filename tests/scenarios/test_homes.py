@@ -66,6 +66,6 @@ def test_a_home_whose_process_is_gone_is_none() -> None:
     made = router(2, offload_policy="never")
     first = admitted(made, facts("s"))
     made.finish(first, 0.0)
-    made.events.restarted(first.decode.name, 0.0)
+    made.known.events.restarted(first.decode.name, 0.0)
     again = admitted(made, facts("s"))
     assert (again.home, again.turn) == (None, 0)

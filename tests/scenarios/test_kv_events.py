@@ -39,7 +39,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def blocks_of(proxy: ServedProxy, at: int = 0) -> PublishedBlocks | None:
     """The published blocks of an instance; None while its events are not followed."""
     name = proxy.settings.instances[at].name
-    found: PublishedBlocks | None = proxy.router.published.ranks(name).get(0)
+    found: PublishedBlocks | None = proxy.router.known.published.ranks(name).get(0)
     return found
 
 
@@ -123,7 +123,7 @@ async def test_an_engine_that_tells_no_size_has_that_of_its_evictions(
             await beside(engine, seed)
         blocks = await known(proxy, engine)
         name = proxy.settings.instances[0].name
-        state = proxy.router.fleet.states[name]
+        state = proxy.router.known.fleet.states[name]
         # Sizes are looked at now and then: the first look may have come amid the evictions.
         await until(lambda: state.assumed_kv_tokens == blocks.full_blocks * BLOCK, "its size")
         assert state.kv_tokens is None, "no threshold goes by what nobody reported"
@@ -194,7 +194,7 @@ async def test_a_restarted_engine_has_nothing(tmp_path: Path) -> None:
         assert await known(proxy, engine) is blocks
         assert (blocks.restarts, blocks.is_whole) == (1, True)
         name = proxy.settings.instances[0].name
-        await until(lambda: proxy.router.fleet.is_up(name), "it serves again")
+        await until(lambda: proxy.router.known.fleet.is_up(name), "it serves again")
         for _ in range(2):
             await talk.turn(proxy)
             await known(proxy, engine)
@@ -262,7 +262,7 @@ async def test_an_instance_that_leaves_is_not_followed_any_more(tmp_path: Path) 
         async with proxy.http.delete(f"/instances/{name}") as answer:
             assert answer.status == 200
         await until(lambda: not subscribers, "its subscription has ended")
-        assert list(proxy.router.published.all()) == [proxy.settings.instances[0].name]
+        assert list(proxy.router.known.published.all()) == [proxy.settings.instances[0].name]
 
 
 async def test_ranks_that_are_told_of_no_more_are_forgotten(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ async def test_ranks_that_are_told_of_no_more_are_forgotten(tmp_path: Path) -> N
         async with server, ServedProxy(tmp_path / "log.jsonl", [engine.url]) as proxy:
             await proxy.up()
             name = proxy.settings.instances[0].name
-            ranks = proxy.router.published.ranks
+            ranks = proxy.router.known.published.ranks
             await until(lambda: first[0] >= 6 * 64, "it was asked some times")
             assert len(ranks(name)) <= 64
             tasks = [t for t in asyncio.all_tasks() if "_follow_rank" in str(t.get_coro())]
@@ -369,7 +369,7 @@ async def test_prompts_of_text_are_found_by_their_earlier_turns(
             first.append(not talks[place].turns)
             if turn == 25:
                 await engine.restart()
-                await until(lambda: proxy.router.fleet.is_up(name), "it serves again")
+                await until(lambda: proxy.router.known.fleet.is_up(name), "it serves again")
                 await known(proxy, engine)
             await talks[place].turn(proxy)
             if turn % 7 == 6:
@@ -425,7 +425,7 @@ async def test_events_of_another_engine_are_not_believed_for_long(tmp_path: Path
         async with ServedProxy(tmp_path / "log.jsonl", addresses(fleet), kv_events=at) as proxy:
             await proxy.up()
             own, others = (one.name for one in proxy.settings.instances)
-            published = proxy.router.published
+            published = proxy.router.known.published
 
             def is_said() -> bool:
                 told = proxy.server.state.instances.warnings.get(others, {})
@@ -489,6 +489,6 @@ async def test_an_engine_cannot_draw_requests_by_what_it_publishes(
         at_liar = [record for record in records if record["decode_instance"] == name]
         assert len(at_liar) < 24, "a fair share is 12"
         assert at_liar, "it had its chance"
-        assert not proxy.router.published.is_believed(name)
+        assert not proxy.router.known.published.is_believed(name)
         others = [one.name for one in proxy.settings.instances[:3]]
-        assert all(proxy.router.published.is_believed(other) for other in others)
+        assert all(proxy.router.known.published.is_believed(other) for other in others)

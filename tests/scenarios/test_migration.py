@@ -100,7 +100,7 @@ async def stream(proxy: ServedProxy, path: str, body: dict[str, Any]) -> bytes:
 
 def home_first(proxy: ServedProxy, fleet: SimFleet) -> list[SimEngine]:
     """The engines, that of the session first."""
-    home = proxy.router.sessions.home("s", proxy.server.state.clock.now_s())
+    home = proxy.router.known.sessions.home("s", proxy.server.state.clock.now_s())
     return sorted(fleet.engines, key=lambda engine: not engine.url.endswith(home))
 
 
@@ -109,7 +109,7 @@ def cut(proxy: ServedProxy, fleet: SimFleet, at: int, losses: int) -> None:
 
     No breaker opens: between two of them there is much that goes well.
     """
-    for member in proxy.router.fleet.members():
+    for member in proxy.router.known.fleet.members():
         member.health.renew(proxy.server.state.clock.now_s())
     for number, engine in enumerate(home_first(proxy, fleet)):
         engine.faults.change(cut_bytes=at, cuts=int(number < losses))
@@ -243,7 +243,9 @@ async def test_streams_leave_an_instance_that_drains(tmp_path: Path) -> None:
         running = asyncio.create_task(stream(proxy, CHAT, asked(CHAT, 100)))
         flying = proxy.server.state.in_flight
         await until(lambda: flying.movable, "it streams")
-        await until(lambda: proxy.router.ledger.load(name).decode_tokens > 0, "its first token")
+        await until(
+            lambda: proxy.router.known.ledger.load(name).decode_tokens > 0, "its first token"
+        )
         path = f"/instances/{name}?drain=true&mode=migrate"
         async with proxy.http.delete(path) as response:
             assert response.status == 202
@@ -262,7 +264,9 @@ async def test_one_that_nobody_takes_stays_while_its_instance_drains(tmp_path: P
         whole = told(await stream(proxy, CHAT, asked(CHAT, 60)))
         name = fleet.engines[0].url.removeprefix("http://")
         running = asyncio.create_task(stream(proxy, CHAT, asked(CHAT, 60)))
-        await until(lambda: proxy.router.ledger.load(name).decode_tokens > 0, "its first token")
+        await until(
+            lambda: proxy.router.known.ledger.load(name).decode_tokens > 0, "its first token"
+        )
         async with proxy.http.delete(f"/instances/{name}?drain=true&mode=migrate") as response:
             assert response.status == 202
         assert told(await running) == whole._replace(ids=told(await running).ids)
@@ -377,7 +381,7 @@ async def test_who_could_not_go_on_is_not_blamed_for_who_failed(tmp_path: Path, 
             (record,) = await proxy.records(1)
             assert record["outcome"].startswith("upstream_")
             (row,) = record["migrations"]
-            assert proxy.router.fleet.doubted() == {row["from_instance"]}
+            assert proxy.router.known.fleet.doubted() == {row["from_instance"]}
             await proxy.at_rest()
 
 

@@ -134,7 +134,7 @@ async def test_at_each_byte(tmp_path: Path, losses: int) -> None:
             assert whole.text == "".join(WORDS)
             cuts = {*range(len(STREAM_HEAD), len(WIRE), EVERY), *FIRST_OF.values()}
             for at in sorted(cuts):
-                for member in proxy.router.fleet.members():
+                for member in proxy.router.known.fleet.members():
                     member.health.renew(proxy.server.state.clock.now_s())
                 engines.cuts = [at, len(STREAM_HEAD) + AGAIN][:losses]
                 check(told(await stream(proxy, CHAT, body)), whole)

@@ -96,8 +96,8 @@ async def test_the_heuristic_offloads_when_d_decodes(tmp_path: Path) -> None:
     async with proxied(tmp_path, sim=sim, **options) as (proxy, _):
         async with asyncio.TaskGroup() as group:
             running = group.create_task(ask(proxy, words(50), max_tokens=5000))
-            loads = proxy.router.ledger.load
-            members = proxy.router.fleet.members()
+            loads = proxy.router.known.ledger.load
+            members = proxy.router.known.fleet.members()
             await until(lambda: any(loads(m.instance.name).decode_tokens for m in members))
             await ask(proxy, words(2000))
             assert not running.done()
@@ -235,7 +235,7 @@ async def test_a_restarted_p_is_asked_under_its_new_id(tmp_path: Path) -> None:
     async with proxied(tmp_path, **ALWAYS, slow_start=0) as (proxy, fleet):
 
         def down(name: str) -> bool:
-            return not proxy.router.fleet.is_up(name)
+            return not proxy.router.known.fleet.is_up(name)
 
         await ask(proxy, words(600, "a"), "s1")
         for engine in fleet.engines:
@@ -243,7 +243,7 @@ async def test_a_restarted_p_is_asked_under_its_new_id(tmp_path: Path) -> None:
             await engine.kill()
             await until(partial(down, name), "down")
             await engine.restart()
-            await until(partial(proxy.router.fleet.is_up, name), "up")
+            await until(partial(proxy.router.known.fleet.is_up, name), "up")
         for i in range(4):
             await ask(proxy, words(600, f"b{i}"), f"t{i}")
         records = await proxy.records(5)

@@ -17,6 +17,7 @@ import pytest
 from proxy.core.accounts.engine_reports import EngineKv
 from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
 from proxy.core.admission.retry_after import RetryAdvice, milliseconds
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, Reject, RejectReason, RequestFacts, RouterConfig, Thresholds
@@ -46,7 +47,9 @@ class Run:
     """A fleet under a list of arrivals."""
 
     def __init__(self, engines: int, thresholds: Thresholds) -> None:
-        self.router = Router(RouterConfig(prefill_throughput=20_000, thresholds=thresholds))
+        self.router = Router(
+            FleetState(RouterConfig(prefill_throughput=20_000, thresholds=thresholds))
+        )
         self.engines = {f"e{i}": Engine(EngineOptions()) for i in range(engines)}
         self.queue = WaitQueue(LIMITS)
         self.promises = RetryAdvice()
@@ -56,9 +59,9 @@ class Run:
         self.waited_s: list[float] = []
         self.busy = Reject(RejectReason.QUEUE_FULL, 1)
         for name, engine in self.engines.items():
-            self.router.add(Instance(name, f"http://{name}"))
+            self.router.known.add(Instance(name, f"http://{name}"))
             tokens = engine.pool.total * engine.options.block_size
-            self.router.gate.observe_engine(name, EngineKv(tokens), 0.0)
+            self.router.known.gate.observe_engine(name, EngineKv(tokens), 0.0)
 
     def run(self, arrivals: Iterable[Turn], *, until_s: float) -> None:
         heap = [(turn.arrived_s, n, turn) for n, turn in enumerate(arrivals)]
@@ -187,6 +190,6 @@ def test_five_times_too_much(thresholds: Thresholds) -> None:
     assert all(1 <= r.retry_after_s <= 30 and milliseconds(r) >= 50 for r in run.refused)
     assert ttfts[-1] <= BUDGET_S
     assert sum(w == 0 for w in waits) > 0.9 * len(waits), "most know at once"
-    assert run.router.ledger.live == 0
-    assert run.router.ledger.drift() == 0
+    assert run.router.known.ledger.live == 0
+    assert run.router.known.ledger.drift() == 0
     assert not len(run.queue)

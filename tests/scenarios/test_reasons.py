@@ -32,7 +32,7 @@ async def test_the_answer_says_why_this_instance(tmp_path: Path) -> None:
         assert found is not None
         assert 0 < int(found[1]) <= int(found[2])
         now_s = proxy.server.state.clock.now_s()
-        proxy.router.gate.mark_busy(first.headers["X-Cache-Proxy-Instance"], now_s + 60)
+        proxy.router.known.gate.mark_busy(first.headers["X-Cache-Proxy-Instance"], now_s + 60)
         third = await proxy.post(chat(words(2000)), headers=SESSION)
         assert third.headers["X-Cache-Proxy-Reason"].startswith("home_away 0 of ")
         records = await proxy.records(3)

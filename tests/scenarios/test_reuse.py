@@ -39,8 +39,8 @@ async def test_an_eviction_that_an_engine_reports(tmp_path: Path) -> None:
     """One prompt that is lost may be read in another way; a second one shows an eviction."""
     async with RawEngine(told(0), told(0), told(1990), told(0), told(0)) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
-            name, prefixes = proxy.settings.instances[0].name, proxy.router.prefixes
-            cache = proxy.router.fleet.states[name].cache
+            name, prefixes = proxy.settings.instances[0].name, proxy.router.known.prefixes
+            cache = proxy.router.known.fleet.states[name].cache
             sizes = []
             for seed in "abbab":
                 assert prefixes.capacity(cache) is None
@@ -49,7 +49,7 @@ async def test_an_eviction_that_an_engine_reports(tmp_path: Path) -> None:
                 sizes.append(cache.blocks)
             assert sizes[1] == sizes[2] == sizes[3] > sizes[4] == sizes[0]
             assert prefixes.capacity(cache) == sizes[0]
-            assert proxy.router.reuse.is_at_rest
+            assert proxy.router.known.reuse.is_at_rest
             records = await proxy.records(5)
             assert [r["cached_tokens"] for r in records] == [0, 0, 1990, 0, 0]
 
@@ -59,8 +59,8 @@ async def test_a_whole_answer_tells_too(tmp_path: Path) -> None:
     answers = [says(plain(body % b'{"cached_tokens":0}'))] * 4
     async with RawEngine(*answers) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
-            name, prefixes = proxy.settings.instances[0].name, proxy.router.prefixes
-            cache = proxy.router.fleet.states[name].cache
+            name, prefixes = proxy.settings.instances[0].name, proxy.router.known.prefixes
+            cache = proxy.router.known.fleet.states[name].cache
             for seed in "abab":
                 await proxy.post(chat(words(1000, seed), stream=False))
             await proxy.at_rest()
@@ -83,7 +83,7 @@ async def test_a_refused_prompt_counts_as_cached_nowhere(tmp_path: Path) -> None
         async with RawEngine(told(0), refusal, told(0)) as engine:
             log = tmp_path / "log"
             async with ServedProxy(log, [engine.address], health_interval=60) as proxy:
-                cache = proxy.router.fleet.states[proxy.settings.instances[0].name].cache
+                cache = proxy.router.known.fleet.states[proxy.settings.instances[0].name].cache
                 await proxy.post(chat(words(1000, "a")))
                 await proxy.at_rest()
                 known = cache.blocks
@@ -130,11 +130,11 @@ async def test_siblings_see_each_other_and_nothing_stays(tmp_path: Path) -> None
             tasks += [asyncio.create_task(proxy.post(body)) for _ in range(2)]
             await until(lambda: len(a.posts) + len(b.posts) == 3, "all placed")
             assert {len(a.posts), len(b.posts)} == {0, 3}
-            assert not proxy.router.reuse.is_at_rest
+            assert not proxy.router.known.reuse.is_at_rest
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await proxy.at_rest()
-            assert proxy.router.reuse.is_at_rest
+            assert proxy.router.known.reuse.is_at_rest
             new = sorted(r["new_tokens"] for r in await proxy.records(3))
             assert new[0] == new[1] < 300 < new[2]

@@ -71,7 +71,7 @@ async def test_an_unknown_id_without_keys_is_asked_for_like_anything(tmp_path: P
     """As after a start: the engine that is asked says whether it holds it."""
     async with proxied(tmp_path, 1) as (proxy, _):
         response = await made(proxy)
-        proxy.router.responses.forget(response["id"])
+        proxy.router.known.responses.forget(response["id"])
         assert await call(proxy, "GET", f"{PATH}/{response['id']}") == (200, response)
         status, error = await call(proxy, "GET", f"{PATH}/resp_x")
         assert (status, error["error"]["message"]) == (404, "Response with id 'resp_x' not found.")
@@ -136,12 +136,12 @@ async def held_by_one(tmp_path: Path, *later: Any) -> AsyncIterator[tuple[Served
         instances = [one.address, other.address]
         async with ServedProxy(tmp_path / "log", instances, health_interval=60) as proxy:
             await proxy.up()
-            names = [member.instance.name for member in proxy.router.fleet.members()]
+            names = [member.instance.name for member in proxy.router.known.fleet.members()]
             while not one.posts:
                 await proxy.post(ASK, PATH)
             asked = len(other.posts)
-            cache = proxy.router.fleet.states[names[0]].cache
-            proxy.router.responses.note("resp_1", cache, proxy.server.state.clock.now_s())
+            cache = proxy.router.known.fleet.states[names[0]].cache
+            proxy.router.known.responses.note("resp_1", cache, proxy.server.state.clock.now_s())
             yield proxy, one
             assert len(other.posts) == asked, "nobody else was asked"
 
@@ -166,9 +166,9 @@ async def test_an_answer_as_a_stream_is_learned_from_its_first_event(tmp_path: P
         async with ServedProxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
             await proxy.up()
             assert (await proxy.post(ASK | {"stream": True}, PATH)).body == CREATED + ending
-            assert len(proxy.router.responses) == 1
+            assert len(proxy.router.known.responses) == 1
             assert (await proxy.post(ASK | {"stream": True, "store": False}, PATH)).status == 200
-            assert len(proxy.router.responses) == 1
+            assert len(proxy.router.known.responses) == 1
 
 
 @pytest.mark.parametrize("word", ["compact", "input_tokens"])

@@ -65,7 +65,7 @@ async def held(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[ServedProx
 
 async def heated(proxy: ServedProxy, fleet: SimFleet) -> str:
     """Let the cooling of the instance with most of twelve streams fail; returns its name."""
-    ledger, at = proxy.router.ledger, {"a": 0, "b": 1}
+    ledger, at = proxy.router.known.ledger, {"a": 0, "b": 1}
 
     def busy() -> list[str]:
         return [name for name in at if ledger.load(name).decode_requests > 5]
@@ -92,9 +92,9 @@ async def test_a_hot_instance_gets_less_until_it_is_cool_again(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with held(tmp_path) as (proxy, fleet):
-        heat, control = proxy.router.heat, proxy.server.state.thermal.control
+        heat, control = proxy.router.known.heat, proxy.server.state.thermal.control
         streams = [asyncio.create_task(stream(proxy, at)) for at in range(8)]
-        await until(lambda: proxy.router.ledger.live == 8, "all run")
+        await until(lambda: proxy.router.known.ledger.live == 8, "all run")
         fleet.engines[0].faults.change(heat_celsius=28)  # the air warms up
         await until(lambda: control.state("a") == "THROTTLE", "it is too hot")
         await until(lambda: heat.of("a").cap is not None, "it is capped")
@@ -151,7 +151,7 @@ async def test_without_leave_nobody_is_ended(tmp_path: Path) -> None:
         await until(lambda: waited_for() >= 1, "somebody should go")
         assert control.state(hot) == "EMERGENCY"
         assert not any(one.done() for one in streams)
-        assert proxy.router.heat.of(hot).cap is not None
+        assert proxy.router.known.heat.of(hot).cap is not None
         for one in streams:
             one.cancel()
         await asyncio.gather(*streams, return_exceptions=True)

@@ -22,6 +22,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from proxy.config.in_force import BodyLimits, router_config
 from proxy.config.options import Settings
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts
@@ -100,11 +101,11 @@ class Run:
     def __init__(self, settings: Settings) -> None:
         self.access, self.estimator = Access(settings), TokenEstimator()
         self.large = LargeBodies(DetachedTasks())
-        self.router = Router(router_config(settings))
+        self.router = Router(FleetState(router_config(settings)))
         self.engines = {spec.name: Engine(EngineOptions()) for spec in settings.instances}
         self.legs: dict[SimRequest, Sent] = {}
         for name in self.engines:
-            self.router.add(Instance(name, f"http://{name}"))
+            self.router.known.add(Instance(name, f"http://{name}"))
 
     async def run(self, requests: list[Sent]) -> None:
         heap = [(one.at_s, n, one) for n, one in enumerate(requests)]
@@ -166,7 +167,7 @@ async def test_what_the_first_token_tells(*, is_salted: bool) -> None:
         requests = list(sent(parity))
         run = Run(settings)
         await run.run(requests)
-        assert run.router.ledger.live == 0
+        assert run.router.known.ledger.live == 0
         for one in requests:
             if one.hit is not None:
                 times_s[one.hit][one.text] = one.ttft_s

@@ -105,7 +105,7 @@ async def beside(
 @asynccontextmanager
 async def other_model(folder: Path) -> AsyncIterator[ServedProxy]:
     async with served(folder, 3) as (proxy, (a, *_)):
-        member = proxy.router.fleet.get("a")
+        member = proxy.router.known.fleet.get("a")
         a.other = MODELS
         member.rereads_models = True
         await until(lambda: member.models == {"sim-8b"}, "it serves one model")

@@ -129,7 +129,7 @@ async def test_an_engine_that_answers_others_is_not_blamed_for_a_long_answer(
                 await until(lambda: engine.posts, "the first one is being computed")
                 short = group.create_task(ask(proxy, "chat"))
             assert (long.result().status, short.result().status) == (504, 200)
-            (member,) = proxy.router.fleet.members()
+            (member,) = proxy.router.known.fleet.members()
             assert not member.health.has_failed_lately
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.core.accounts.engine_reports import EngineKv
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.kvcache.trust import Counts
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
@@ -33,14 +34,14 @@ class Counted(Router):
     """A router that gets `factor` times the output tokens of `e0`, as the proxy would pass them."""
 
     def __init__(self, factor: float) -> None:
-        super().__init__(RouterConfig(prefill_throughput=20_000))
+        super().__init__(FleetState(RouterConfig(prefill_throughput=20_000)))
         self._factor = factor
 
     def finish(self, route: Route, now_s: float, output_tokens: int | None = None) -> None:
         if output_tokens is not None:
             name, events = route.decode.name, output_tokens + EVENTS_BESIDE
             told = round(output_tokens * (self._factor if name == "e0" else 1))
-            output_tokens = self.output_tokens.believed(name, told, events, None)
+            output_tokens = self.known.output_tokens.believed(name, told, events, None)
         super().finish(route, now_s, output_tokens)
 
 
@@ -69,16 +70,16 @@ class Reported(Router):
     """A router to which `e0` reports `kv` times its KV cache, and `cached` of each prompt."""
 
     def __init__(self, kv: float, cached: float | None) -> None:
-        super().__init__(RouterConfig(prefill_throughput=20_000))
+        super().__init__(FleetState(RouterConfig(prefill_throughput=20_000)))
         self._cached = cached
-        observe = self.gate.observe_engine
+        observe = self.known.gate.observe_engine
 
         def observed(name: str, told: EngineKv, now_s: float) -> None:
             if name == "e0" and told.total_tokens is not None:
                 told = EngineKv(round(told.total_tokens * kv), told.used_ratio)
             observe(name, told, now_s)
 
-        setattr(self.gate, "observe_engine", observed)  # noqa: B010 - mypy knows it as a method
+        setattr(self.known.gate, "observe_engine", observed)  # noqa: B010 - mypy knows it as a method
 
     def completed(
         self,

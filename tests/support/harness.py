@@ -165,7 +165,7 @@ class ServedProxy:
 
     async def up(self) -> None:
         """Wait until every instance's models are known."""
-        members = self.router.fleet.members
+        members = self.router.known.fleet.members
         await until(lambda: all(m.models is not None for m in members()), "models known")
 
     async def post(self, body: Any, path: str = "/v1/chat/completions", **kwargs: Any) -> Answer:
@@ -188,10 +188,10 @@ class ServedProxy:
         """Nothing in flight, every counter at zero, no drift."""
         state = self.server.state
         await until(lambda: state.in_flight.count == 0, "no request in flight")
-        await until(lambda: self.router.ledger.live == 0, "no lease is open")
-        assert self.router.ledger.drift() == 0
-        for member in self.router.fleet.members():
-            assert self.router.ledger.load(member.instance.name) == Load()
+        await until(lambda: self.router.known.ledger.live == 0, "no lease is open")
+        assert self.router.known.ledger.drift() == 0
+        for member in self.router.known.fleet.members():
+            assert self.router.known.ledger.load(member.instance.name) == Load()
 
     def connections(self) -> int:
         """Upstream connections that are in use."""

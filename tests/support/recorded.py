@@ -7,6 +7,7 @@ import orjson
 
 from analysis.check.check import engine_sizes
 from analysis.check.fit import Constants
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from replayer.engine.costs import IntakeCost
 from replayer.virtual.fleet import simulate
@@ -68,7 +69,7 @@ def write_run(
     before = IntakeCost(proxy.fixed_s / scale, proxy.per_token_s / scale)
     virtual = VirtualOptions(engines=fleet, block_tokens=recorded.block_tokens, proxy=before)
     legs = Legs()
-    run = simulate(recorded.planned(seen), Router(recorded.config()), virtual, [legs])
+    run = simulate(recorded.planned(seen), Router(FleetState(recorded.config())), virtual, [legs])
     client, log = [], []
     for row, request in zip(run.rows, recorded.requests, strict=True):
         assert row.ttft_s is not None

@@ -7,6 +7,7 @@ from analysis.league.simulate import make_rule, setting
 from analysis.regret.actions import is_heavy
 from analysis.regret.branching import BranchingFleet, Terms, cost_s
 from analysis.rivals.registry import RIVALS
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.decision import Choice, Decide, PlacementView
 from proxy.core.placement.policies import POLICIES
 from proxy.core.routing.router import Router
@@ -38,5 +39,5 @@ def replayed(change: Callable[[int, PlacementView, Choice], Choice]) -> VirtualR
         seen += 1
         return change(seen, scene, choice)
 
-    router = Router(config, decide=decide)
+    router = Router(FleetState(config), decide=decide)
     return BranchingFleet(PLANNED, router, options, [], Terms(RULES.slo)).run()

@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from proxy.core.accounts.ledger import Ledger
-from proxy.core.admission.gate import ANY_MODEL, Busy
-from proxy.core.latency.model import Latency
+from proxy.core.admission.gate import ANY_MODEL
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.thermal.fleet_control import EMERGENCY, FleetControl
 from proxy.core.thermal.readings import HeatLimits
 from proxy.core.thermal.victims import MoveBudget, Victim, is_worth_moving, most_evictions
@@ -32,11 +31,7 @@ SHORT_WAIT = "the wait for its place is shorter than the move"
 class Places(Protocol):
     """The router, as far as evictions ask it."""
 
-    latency: Latency
-    ledger: Ledger
-
-    def busy(self, name: str, model: str, now_s: float) -> Busy | None:
-        """The threshold that an instance is past."""
+    known: FleetState
 
     def would_go(self, facts: RequestFacts, left: str, now_s: float) -> Instance | Reject:
         """The instance that a stream would migrate to now."""
@@ -131,7 +126,7 @@ class Evictions:
             return False
         if row.is_end:
             return True
-        tps = self._router.latency.transfer_tps(row.instance)
+        tps = self._router.known.latency.transfer_tps(row.instance)
         link = None if tps is None else tps * BYTES_PER_TOKEN
         moved = float(row.victim.kv_tokens * BYTES_PER_TOKEN)
         if self.budget.take(row.instance, moved, now_s, link) > 0.0:
@@ -147,9 +142,9 @@ class Evictions:
         target = self._router.would_go(one.facts, name, now_s)
         if isinstance(target, Reject):
             return Eviction(name, victim, None, None, NO_PLACE)
-        move_s = self._router.latency.transfer_s(name, target.name, victim.kv_tokens)
+        move_s = self._router.known.latency.transfer_s(name, target.name, victim.kv_tokens)
         if not is_forced:
-            busy = self._router.busy(name, ANY_MODEL, now_s)
+            busy = self._router.known.busy(name, ANY_MODEL, now_s)
             if not is_worth_moving(0.0 if busy is None else busy.free_in_s, move_s):
                 return Eviction(name, victim, target.name, move_s, SHORT_WAIT)
         return Eviction(name, victim, target.name, move_s, None)
@@ -159,7 +154,7 @@ class Evictions:
         left = self._left_by(name)
         while left and now_s - left[0] >= MINUTE_S:
             left.popleft()
-        return most_evictions(self._router.ledger.load(name).running_requests, len(left))
+        return most_evictions(self._router.known.ledger.load(name).running_requests, len(left))
 
     def _left_by(self, name: str) -> deque[float]:
         left = self._left.get(name)

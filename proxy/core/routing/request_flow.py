@@ -224,9 +224,9 @@ class RequestFlow:
         """Number of legs that have continued the stream."""
         self.may_wait = False
         """Engines are busy and no attempt is left: it may wait for one as at first."""
-        self._router, self._budget, self._facts, self._caps = router, budget, facts, caps
-        self._placed_s = now_s
-        self._streams = streams
+        self._router, self._known, self._budget = router, router.known, budget
+        self._facts, self._caps = facts, caps
+        self._placed_s, self._streams = now_s, streams
         self._blamed: set[str] = before._blamed if before is not None else set()
         self._doubted: dict[str, LegFailure] = before._doubted if before is not None else {}
         """How instances failed on it that had taken its connection, while none has served it."""
@@ -288,7 +288,7 @@ class RequestFlow:
             actions += [HedgeEnded("peer"), CancelHedge()]
         self._step(Event.PREFILL_ANSWERED, State.FETCHING)
         if route.prefill is not None:
-            self._router.events.answered(route.prefill.name)
+            self._known.events.answered(route.prefill.name)
         self._router.prefill_done(route, self._facts, now_s, cached_ratio)
         actions.append(self._decode(now_s))
         return actions
@@ -332,7 +332,7 @@ class RequestFlow:
         Then `decode_failed` follows, else `decode_answered`. A client's error is taken for its own
         the first times; where another instance has said the same it is.
         """
-        name, events = self.route.decode.name, self._router.events
+        name, events = self.route.decode.name, self._known.events
         if hollow.status in [other.status for other in self._hollows.values()]:
             for other in (*self._hollows, name):
                 events.acquitted(other)
@@ -370,7 +370,7 @@ class RequestFlow:
         # Whether an answer in one piece is stuck or long nobody sees. Elsewhere it takes as long;
         # and an instance that has answered others meanwhile is not stuck.
         is_whole_late = kind is FailureKind.TIMEOUT and not self._streams
-        is_busy = is_whole_late and self._router.events.answers(route.decode.name) > self._answers
+        is_busy = is_whole_late and self._known.events.answers(route.decode.name) > self._answers
         if not (is_busy or (was_fetching and is_innocent(kind))):
             actions += self.failed(route.decode.name, failure, now_s)
         step = after_failure(kind, offloaded=was_fetching, retries=self.retries)
@@ -575,7 +575,7 @@ class RequestFlow:
         """The answer is whole; see `Router.completed`."""
         if self._is_served:
             name, asker = self.route.decode.name, self._facts.asker
-            self._router.events.served(name, self.route.reserved_s, asker)
+            self._known.events.served(name, self.route.reserved_s, asker)
         self._router.completed(self.route, self._facts, cached_ratio, counts)
 
     def end(self, now_s: float, output_tokens: int | None = None) -> None:
@@ -602,9 +602,9 @@ class RequestFlow:
         self._blamed.add(name)
         if failure.kind in HOLLOW_KINDS:
             return self._hollow(name, failure, now_s, has_begun=has_begun)
-        if failure.kind is FailureKind.NO_MODEL and self._router.events.contradicts_itself(name):
+        if failure.kind is FailureKind.NO_MODEL and self._known.events.contradicts_itself(name):
             self._hollows[name] = failure
-        kind, detail, events = failure.kind, failure.detail, self._router.events
+        kind, detail, events = failure.kind, failure.detail, self._known.events
         if kind not in DOUBT_KINDS:
             return [InstanceFailed(name, events.failed(name, kind, detail, now_s), detail)]
         if has_begun:
@@ -622,12 +622,12 @@ class RequestFlow:
         facts = self._facts
         facts.refuse(name, now_s + busy_s)
         self._refused_until_s[name] = now_s + busy_s
-        self._router.gate.refused(name, facts.asker, busy_s, now_s)
+        self._known.gate.refused(name, facts.asker, busy_s, now_s)
 
     def _hollow(
         self, name: str, failure: LegFailure, now_s: float, *, has_begun: bool
     ) -> list[Action]:
-        events, change = self._router.events, None
+        events, change = self._known.events, None
         if self._is_acquitted:
             return []
         if has_begun:
@@ -635,7 +635,7 @@ class RequestFlow:
             self.route.measured = None  # nothing is learned of how quickly it fails
         else:
             self._hollows[name] = failure
-        is_alone = len(self._router.fleet.believed(self._facts.model)) < 2
+        is_alone = len(self._known.fleet.believed(self._facts.model)) < 2
         if failure.kind is FailureKind.KEY_REFUSED and is_alone:
             events.key_refused(name, failure.detail, now_s)  # nobody else can be asked
         return [InstanceFailed(name, change, failure.detail)]
@@ -646,7 +646,7 @@ class RequestFlow:
         facts = self._facts
         if facts.holder is not None:
             return False
-        return self._router.fleet.has_longer(self.route.decode.name, facts.model)
+        return self._known.fleet.has_longer(self.route.decode.name, facts.model)
 
     def has_other(self, now_s: float) -> bool:
         """Whether another instance would be asked, were the present one given up as late now."""
@@ -667,7 +667,7 @@ class RequestFlow:
 
     def _answered(self, now_s: float, *, is_served: bool = True) -> list[Action]:
         """D has answered. Where it serves the request, other instances' failures on it count."""
-        events, name = self._router.events, self.route.decode.name
+        events, name = self._known.events, self.route.decode.name
         events.answered(name, is_served=is_served)
         actions: list[Action] = []
         if is_served:
@@ -687,7 +687,7 @@ class RequestFlow:
 
     def _judge_busy(self, name: str, now_s: float) -> None:
         """An instance serves the request: those that have refused it as busy are busy."""
-        gate, asker = self._router.gate, self._facts.asker
+        gate, asker = self._known.gate, self._facts.asker
         gate.served(name, asker, self.route.reserved_s)
         for other, until_s in self._refused_until_s.items():
             if other != name:
@@ -699,7 +699,7 @@ class RequestFlow:
     def _judge(self, name: str, now_s: float) -> list[Action]:
         """An instance serves the request: the hollow answers to it speak against theirs."""
         actions: list[Action] = []
-        events, asker = self._router.events, self._facts.asker
+        events, asker = self._known.events, self._facts.asker
         for other, hollow in self._hollows.items():
             if other != name:
                 what, is_refusal = hollow.detail, _is_refusal(hollow)
@@ -745,7 +745,7 @@ class RequestFlow:
 
     def _unreleased(self, now_s: float) -> None:
         if self._p is not None:
-            self._router.unreleased_kv.book(self._p.name, self.route.prompt_tokens, now_s)
+            self._known.unreleased_kv.book(self._p.name, self.route.prompt_tokens, now_s)
 
     def _decode(self, now_s: float) -> SendDecode:
         route = self.route
@@ -765,15 +765,16 @@ class RequestFlow:
         """Whether another instance may serve what this one has denied, a model or a long prompt."""
         name, facts = self.route.decode.name, self._facts
         if kind is FailureKind.TOO_LONG:
-            length = self._router.fleet.length(name, facts.model)
+            length = self._known.fleet.length(name, facts.model)
             facts.beyond_tokens = int(length) if math.isfinite(length) else facts.beyond_tokens
         if kind is not FailureKind.NO_MODEL:
             return True
-        return self._router.events.lacks_model(name, facts.model)
+        return self._known.events.lacks_model(name, facts.model)
 
     def _elsewhere(self, event: Event, now_s: float, u: float) -> list[Action]:
         """On another instance; for want of one on the same, after a pause."""
         router, route, kind = self._router, self.route, self._failure
+        fleet = self._known.fleet
         # The next failure of an instance in doubt would say nothing: its trial decides. And while
         # every instance fails, each request would be run twice: the budget bounds that.
         avoids = kind in DOUBT_KINDS or kind in HOLLOW_KINDS
@@ -782,17 +783,17 @@ class RequestFlow:
         if is_last:
             free = router.elsewhere(route, self._facts, now_s)
         if not isinstance(free, Reject):
-            lately, asker = router.fleet.has_failed_lately, self._facts.asker
+            lately, asker = fleet.has_failed_lately, self._facts.asker
             has_failed = is_last or any(lately(c.instance.name, asker) for c in free)
             if not self._take_repetition(is_free=self.retries == 0 and not has_failed):
                 return [RetryRefused(), self._give_up(event)]
             router.retry(route, self._facts, now_s, free)
             return self._repeat(event, now_s)
         name = route.decode.name
-        is_out = name in router.fleet.open() or (
-            avoids and name in router.fleet.failing(self._facts.asker)
+        is_out = name in fleet.open() or (
+            avoids and name in fleet.failing(self._facts.asker)
         )
-        is_there = router.fleet.is_used(name) and not is_out
+        is_there = fleet.is_used(name) and not is_out
         if not (may_repeat(kind, self.retries) and is_there):
             return [self._give_up(event)]
         if not self._take_repetition(is_free=False):
@@ -825,7 +826,7 @@ class RequestFlow:
             self._budget.give_back()
 
     def _prefill_limit(self) -> LegLimit:
-        caps, latency = self._caps, self._router.latency
+        caps, latency = self._caps, self._known.latency
         seconds = time_limits.prefill_limit_s(latency, self.route, caps.ttft_s, caps.prefill_s)
         return LegLimit("prefill", seconds, seconds)
 
@@ -833,20 +834,20 @@ class RequestFlow:
         if not self._streams:
             return self._answer_limit()
         cap_s = self._first_event_cap_s(now_s)
-        most_s, latency = min(self._caps.transfer_s, cap_s), self._router.latency
+        most_s, latency = min(self._caps.transfer_s, cap_s), self._known.latency
         seconds = time_limits.transfer_limit_s(latency, self.route, now_s, most_s)
         return LegLimit("transfer", seconds, seconds)
 
     def _first_event_limit(self, now_s: float) -> LegLimit:
         if not self._streams:
             return self._answer_limit()
-        cap_s, latency = self._first_event_cap_s(now_s), self._router.latency
+        cap_s, latency = self._first_event_cap_s(now_s), self._known.latency
         seconds = time_limits.first_token_limit_s(latency, self.route, cap_s)
         return LegLimit("ttft", seconds, cap_s, self._caps.ttft_s)
 
     def _answer_limit(self) -> LegLimit:
         """Limit of an answer in one piece: each attempt has the whole limit."""
-        self._answers = self._router.events.answers(self.route.decode.name)
+        self._answers = self._known.events.answers(self.route.decode.name)
         caps = self._caps
         return LegLimit(ANSWER, caps.answer_s, caps.answer_s, silence_s=caps.idle_s)
 

@@ -8,27 +8,17 @@ step. Drivers: the aiohttp proxy, the virtual-time simulator, the tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection
 
-from proxy.core.accounts.instances import InstanceState
 from proxy.core.accounts.lease import Phase
-from proxy.core.accounts.ledger import Ledger, UnreleasedKv
-from proxy.core.admission.gate import ANY_MODEL, Busy, Gate
+from proxy.core.admission.gate import Busy
 from proxy.core.admission.retry_after import RETRY_AFTER_MAX_S, retry_after_s
-from proxy.core.connectors import CONNECTORS, transfer_rules
-from proxy.core.fleet.bytes_per_token import BytesPerToken
-from proxy.core.fleet.events import InstanceEvents
-from proxy.core.fleet.health import State
-from proxy.core.fleet.members import Fleet, Member
-from proxy.core.fleet.output_tokens import OutputTokens
-from proxy.core.kvcache.conversations import NOBODY, Conversations, Found
-from proxy.core.kvcache.prefix_index import PrefixIndex
-from proxy.core.kvcache.published_index import PublishedIndex
-from proxy.core.kvcache.reuse import Reuse, is_far_above
-from proxy.core.kvcache.sessions import Past, Sessions, Stay, StoredResponses
-from proxy.core.kvcache.trust import Counts, Trust
-from proxy.core.latency.model import Latency
-from proxy.core.latency.slo_pressure import SloPressure
+from proxy.core.fleet.members import Member
+from proxy.core.known.fleet_state import FleetState
+from proxy.core.kvcache.conversations import NOBODY, Found
+from proxy.core.kvcache.reuse import is_far_above
+from proxy.core.kvcache.sessions import Past, Stay
+from proxy.core.kvcache.trust import Counts
 from proxy.core.placement.alternatives import Shadowed
 from proxy.core.placement.decision import (
     Candidates,
@@ -46,8 +36,6 @@ from proxy.core.routing.hedging import Hedges, Parts
 from proxy.core.routing.lifecycle import BlockUses, LatencyTracker
 from proxy.core.routing.route import Route
 from proxy.core.routing.session_kv import LiveSessionKv
-from proxy.core.thermal.fleet_limits import HeatByInstance
-from proxy.core.thermal.readings import HeatLimits
 from proxy.core.types import (
     NO_OFFLOADS,
     Fallback,
@@ -72,53 +60,30 @@ RELEASERS = 2
 
 
 class Router:
-    """Holds all state of the decisions. Single-threaded; no method waits.
+    """Decides by what is known, and keeps it in step with each route. No method waits.
 
     `decide` makes the choice among the free instances; the default follows the options.
     """
 
-    def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
-        self.config = config
+    def __init__(self, known: FleetState, decide: Decide | None = None) -> None:
+        self.known = known
+        config = known.config
         self._decide = decide or failing_open(POLICIES[config.offload_policy])
         self._shadow = _shadow_of(config)
-        self._transfers = transfer_rules(CONNECTORS[config.kv_connector])
-        self.heat = HeatByInstance()
-        self.fleet = Fleet(config.slow_start_s, self.heat)
-        self.ledger = Ledger(self.fleet.states)
-        self.latency = Latency(
-            config.prefill_throughput,
-            config.kv_transfer_time_s,
-            config.max_num_batched_tokens,
-            self.fleet.states,
-        )
-        self.bytes_per_token = BytesPerToken(self.fleet.states)
-        self.output_tokens = OutputTokens(self.fleet.states)
-        self.unreleased_kv = UnreleasedKv(config.kv_pin_timeout_s, self.fleet.states)
-        self.slo_pressure = SloPressure(config.tpot_slo_s)
-        self._tracker = LatencyTracker(self.latency, self.slo_pressure)
-        self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
-        self.conversations = Conversations(self.sessions, config.max_sessions, config.session_ttl_s)
-        self.responses = StoredResponses(config.session_ttl_s, config.max_sessions)
-        self.prefixes = PrefixIndex(config.prefix_cache_bytes)
-        self.reuse = Reuse(self.prefixes)
-        self.published = PublishedIndex(config.prefix_cache_bytes)
-        self.trust = Trust()
-        self.fleet.states.on_dropped = self._sweep
-        self.gate = Gate(
-            config.thresholds,
-            config.max_num_batched_tokens,
-            config.prefill_throughput,
-            self.fleet.states,
-            self.heat,
-        )
-        self.events = InstanceEvents(self.fleet, self._freed)
-        self._block_uses = BlockUses(self.reuse, self.fleet.states)
-        parts = Parts(self.ledger, self._tracker, self._block_uses, self.fleet, self.gate)
+        self._config, self._transfers = config, known.transfers
+        self._heat, self._fleet, self._gate = known.heat, known.fleet, known.gate
+        self._ledger, self._latency = known.ledger, known.latency
+        self._sessions, self._conversations = known.sessions, known.conversations
+        self._prefixes, self._reuse = known.prefixes, known.reuse
+        self._published, self._trust = known.published, known.trust
+        self._tracker = LatencyTracker(known.latency, known.slo_pressure)
+        self._block_uses = BlockUses(known.reuse, known.fleet.states)
+        parts = Parts(known.ledger, self._tracker, self._block_uses, known.fleet, known.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
         self._members: list[Member] = []
         self._instances: list[Instance] = []
         self._names: list[str] = []
-        self._on_freed: Callable[[], None] | None = None
+        self._instance_changes = 0
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Decide by other limits, targets and policies from now on.
@@ -126,150 +91,20 @@ class Router:
         What state was made with stays as it was: rates, capacities, lifetimes. Thresholds that an
         operator set meanwhile stay unless the new configuration has other ones.
         """
-        if config.thresholds != self.config.thresholds:
-            self.gate.set(ANY_MODEL, config.thresholds)
-        self.config = config
+        self.known.reconfigure(config)
+        self._config, self._transfers = config, self.known.transfers
         self._decide = failing_open(POLICIES[config.offload_policy])
         self._shadow = _shadow_of(config)
-        self._transfers = transfer_rules(CONNECTORS[config.kv_connector])
-        self.slo_pressure.aim_at(config.tpot_slo_s)
         self.hedges.switch(is_on=config.hedge)
-        self._freed()
-
-    def add(self, instance: Instance, *, is_proven: bool = True) -> None:
-        """Bring an instance in, with fresh counters; see `Fleet.add`."""
-        self.fleet.add(instance, is_proven=is_proven)
-        self._freed()
-
-    def remove(self, name: str) -> None:
-        """Take an instance out; its live leases go on against its detached account."""
-        self.fleet.remove(name)
-        self.heat.forget(name)
-        self.gate.know_bases(self.fleet.bases())
-        self._freed()
-
-    def rests(self, name: str, rest: State | None, now_s: float) -> bool:
-        """Obey what an engine says: ASLEEP or PAUSED, or neither; returns whether that is news.
-
-        One that sleeps has emptied its cache.
-        """
-        if not self.events.rests(name, rest, now_s):
-            return False
-        if rest is State.ASLEEP:
-            self.prefixes.empty(self.fleet.states.of(name).cache)
-        return True
-
-    def limit_heat(self, name: str, limits: HeatLimits) -> None:
-        """Obey these limits on an instance from the next decision on; COOL ends all of them."""
-        if self.fleet.get(name) is not None and self.heat.limit(name, limits):
-            self._freed()
-
-    def _sweep(self, dropped: InstanceState) -> None:
-        """Clear the tables over all instances of one whose state was dropped.
-
-        All else that was known of it left with the state.
-        """
-        self.prefixes.drop(dropped.cache)
-        self.published.process_gone(dropped.name)
-        self.sessions.lose(dropped.cache)
-        self.latency.drop_pairs(dropped.name)
-
-    def call_when_freed(self, on_freed: Callable[[], None] | None) -> None:
-        """Call `on_freed` after any change that may admit a rejected request; None stops the calls.
-
-        It is called in the middle of changes, so it must not ask the router anything itself.
-        """
-        self.ledger.on_freed = self.gate.on_change = self._on_freed = on_freed
-
-    def _freed(self) -> None:
-        if self._on_freed is not None:
-            self._on_freed()
-
-    def busy(
-        self,
-        name: str,
-        model: str,
-        now_s: float,
-        *,
-        is_last: bool = False,
-        client: str | None = None,
-    ) -> Busy | None:
-        """The threshold that an instance is past, or None; KeyError for an unknown instance.
-
-        `is_last`: there is no other that may be chosen. `client`: whose request it is; None: any.
-        """
-        load = self.ledger.load(name)
-        return self.gate.busy(name, model, load, now_s, is_last=is_last, client=client)
-
-    def busy_by_model(self, name: str, now_s: float) -> dict[str, Busy | None]:
-        """`busy` for each row of thresholds that holds for a model which the instance serves.
-
-        While its models are unknown, for every row.
-        """
-        return {model: self.busy(name, model, now_s) for model in self._rows_of(name)}
-
-    def lacks_kv_size(self, name: str) -> bool:
-        """Whether the KV threshold can't refuse anything: the engine has told no KV cache size."""
-        if self.gate.kv_tokens(name) is not None:
-            return False
-        in_force = [self.gate.thresholds(model, name) for model in self._rows_of(name)]
-        return any(limits.active_decode_blocks_threshold is not None for limits in in_force)
-
-    def _rows_of(self, name: str) -> list[str]:
-        member = self.fleet.get(name)
-        models = member.models if member is not None else None
-        return self.gate.rows_of(models, name) if models else list(self.gate.configured())
-
-    def observe_models(
-        self,
-        name: str,
-        models: Iterable[str],
-        bases: Mapping[str, str],
-        lengths: Mapping[str, int] | None = None,
-    ) -> None:
-        """Take in the models that an instance serves: see `Fleet.observe_models`."""
-        known = self.fleet.bases()
-        self.fleet.observe_models(name, models, bases, lengths)
-        if (now := self.fleet.bases()) != known:
-            self.gate.know_bases(now)
-
-    def lane(self, model: str) -> str:
-        """Under which name requests for a model wait.
-
-        Under its own, where an instance is known to serve it; else together with all others that
-        the same busy thresholds hold for. Lanes have turns one after another, and a client that
-        invents models must not have one for each.
-        """
-        return model if self.fleet.serves(model) else f"unserved {self.gate.rows_of([model])[0]}"
-
-    def note_published_size(self, name: str) -> None:
-        """Take a KV cache whose engine reports no size to be as large as its evictions show."""
-        tokens, state = self.published.kv_tokens(name), self.fleet.states.of(name)
-        if tokens is not None and state.cache.learned_tokens != tokens:
-            state.cache.learned_tokens = tokens
-            self.fleet.states.assume_sizes()
-
-    def is_usage_doubted(self, name: str) -> bool:
-        """Whether nothing is learned from an instance's usage: it disagrees with the others'."""
-        return self.fleet.states.of(name).is_usage_doubted
-
-    def refine(self, facts: RequestFacts, now_s: float) -> None:
-        """Correct a prompt's estimated length by what its session's last one was counted as."""
-        self.trust.refine(facts, self.conversations.find(facts, now_s).past)
-        self.published.refine(facts)
-
-    def least_new_tokens(self, facts: RequestFacts) -> int:
-        """Estimated tokens of a prompt that no instance has cached."""
-        most = max(self.reuse.hits(facts).values(), default=0)
-        return facts.prompt_tokens - facts.hit_tokens(most)
+        self.known.freed()
 
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Choose D, the class and P, and charge them; or say why not and when to come back."""
-        self.prefixes.now_s = now_s
+        self._prefixes.now_s = now_s
         choice: Choice | None = None
         shadowed: Shadowed | None = None
         busy: list[tuple[Member, Busy]] = []
-        found = self.conversations.find(facts, now_s)
+        found = self._conversations.find(facts, now_s)
         if facts.holder is not None:
             free = self._at_holder(facts, facts.holder, now_s, exclude=())
             if isinstance(free, Reject):
@@ -285,7 +120,7 @@ class Router:
         if len(free):
             choice = self._decide(view)
             shadowed = self._shadow.look(view, choice) if self._shadow else None
-        elif self.config.offload_policy != "never":
+        elif self._config.offload_policy != "never":
             choice = split(view)
         if choice is None:
             return self._rejection(facts, busy, now_s)
@@ -309,10 +144,10 @@ class Router:
         `avoids_doubted`: not where a trial has to decide, either.
         """
         route.tried.add(route.decode.name)
-        exclude = route.tried | self.fleet.open()
+        exclude = route.tried | self._fleet.open()
         if avoids_doubted:
-            exclude |= self.fleet.failing(facts.asker)
-        free = self._free(facts, now_s, exclude | self.fleet.recently_failed(facts.asker))
+            exclude |= self._fleet.failing(facts.asker)
+        free = self._free(facts, now_s, exclude | self._fleet.recently_failed(facts.asker))
         return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
 
     def retry(
@@ -332,7 +167,7 @@ class Router:
         if route.fallback is None:
             route.reason = choice.reason
         route.predicted_ttft_s, route.predicted_transfer_s = choice.predicted_ttft_s, None
-        route.predicted_ttft_bound_s = self.latency.ttft_bound_s(choice.predicted_ttft_s)
+        route.predicted_ttft_bound_s = self._latency.ttft_bound_s(choice.predicted_ttft_s)
         route.options = choice.alternatives()
         self._charge_colocated(route, facts, now_s)
         return route
@@ -343,7 +178,7 @@ class Router:
         found = Found(route.stay.key or None, route.stay) if route.stay is not None else NOBODY
         choice = self._together(facts, free, found, now_s)
         d = choice.decode
-        self.sessions.move(route.stay, self.fleet.states.of(d.instance.name).cache)
+        self._sessions.move(route.stay, self._fleet.states.of(d.instance.name).cache)
         route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
         route.key_tokens, route.place = d.key_tokens, Place.RETRY
@@ -364,8 +199,8 @@ class Router:
 
         Only those where nothing failed lately, if there are any. See `_free` for `is_placed`.
         """
-        exclude = {*lost} | self.fleet.open()
-        failed = self.fleet.recently_failed(facts.asker)
+        exclude = {*lost} | self._fleet.open()
+        failed = self._fleet.recently_failed(facts.asker)
         free = self._free(facts, now_s, exclude | failed, is_placed=is_placed)
         if isinstance(free, Reject):
             return self._free(facts, now_s, exclude, is_placed=is_placed)
@@ -376,7 +211,7 @@ class Router:
         free = self.beside(facts, (left,), now_s, is_placed=False)
         if isinstance(free, Reject):
             return free
-        found = self.conversations.find(facts, now_s)
+        found = self._conversations.find(facts, now_s)
         return self._together(facts, free, found, now_s).decode.instance
 
     def move(
@@ -403,7 +238,7 @@ class Router:
 
     def runs_on(self, route: Route, on: Instance) -> None:
         """A stream that was moved is decoded where it was until the next instance has it."""
-        decodes = self.ledger.charge(on.name, Phase.DECODE, route.prompt_tokens)
+        decodes = self._ledger.charge(on.name, Phase.DECODE, route.prompt_tokens)
         route.lease.replace((*route.lease.charges, *decodes))
 
     def stay(
@@ -412,10 +247,10 @@ class Router:
         """A stream that was to be moved goes on where it is, `on`: charge it there again."""
         self.give_back(route, now_s)
         route.prompt_tokens = facts.prompt_tokens + output_tokens
-        self.sessions.move(route.stay, self.fleet.states.of(on.name).cache)
+        self._sessions.move(route.stay, self._fleet.states.of(on.name).cache)
         route.decode = on
         self._block_uses.begin_use(route, on.name, facts)
-        route.lease.replace(self.ledger.charge(on.name, Phase.DECODE, route.prompt_tokens))
+        route.lease.replace(self._ledger.charge(on.name, Phase.DECODE, route.prompt_tokens))
 
     def repeat(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         """Charge the same instance again, after `give_back`."""
@@ -425,7 +260,7 @@ class Router:
         """Whether another instance would take this request now."""
         if facts.holder is not None:
             return False
-        exclude = {*route.tried, route.decode.name} | self.fleet.open()
+        exclude = {*route.tried, route.decode.name} | self._fleet.open()
         return bool(self._past_gate(facts, now_s, exclude)[0])
 
     def prefill_done(
@@ -442,7 +277,7 @@ class Router:
         self._tracker.told(route, cached_ratio)
         p, d, tokens = route.prefill.name, route.decode.name, route.prompt_tokens
         self._block_uses.computed(route, facts, cached_ratio)
-        charge = self.ledger.charge
+        charge = self._ledger.charge
         route.lease.replace((*charge(p, Phase.PINNED, tokens), *charge(d, Phase.INBOUND, tokens)))
 
     def first_token(
@@ -459,7 +294,7 @@ class Router:
             self._block_uses.received(route, facts)
         else:
             self._block_uses.computed(route, facts)
-        charge, stay = self.ledger.charge, route.stay
+        charge, stay = self._ledger.charge, route.stay
         charges = charge(name, Phase.DECODE, route.prompt_tokens)
         if stay is not None and stay.key and 0 < stay.shared_tokens <= route.prompt_tokens:
             charges = (*charges, *charge(name, Phase.SHARED, stay.shared_tokens))
@@ -473,7 +308,7 @@ class Router:
         route.first_token_s = now_s
         if route.times is not None:
             route.times.computed_tokens += route.computes_tokens
-        self.gate.released(route.decode.name, route.prompt_tokens, now_s)
+        self._gate.released(route.decode.name, route.prompt_tokens, now_s)
 
     def completed(
         self,
@@ -501,10 +336,10 @@ class Router:
         """
         if route.prefill is not None:
             counts = counts[0], None, counts[2]
-        stay, cache = route.stay, self.fleet.states.of(route.decode.name).cache
+        stay, cache = route.stay, self._fleet.states.of(route.decode.name).cache
         is_session = stay is not None and not stay.is_dropped
         past = stay.past if stay is not None else None
-        past = self.trust.told(facts, past, cache, route.key_tokens, counts, is_session=is_session)
+        past = self._trust.told(facts, past, cache, route.key_tokens, counts, is_session=is_session)
         if stay is not None:
             stay.past = past
 
@@ -528,43 +363,25 @@ class Router:
         `output_tokens`: of a whole answer, as the engine counted them.
         """
         name, has_decoded = route.decode.name, False
-        account = self.fleet.states.of(name).account
+        account = self._fleet.states.of(name).account
         for charge in route.lease.charges:
             # Nothing is learned of another process than the one that it ran on.
             if charge.phase is Phase.DECODE and charge.account is account:
                 has_decoded = True
-                self.gate.released(name, charge.tokens, now_s)
-        if has_decoded and self.fleet.is_up(name):
-            kv_tokens = self.ledger.load(name).decode_tokens
+                self._gate.released(name, charge.tokens, now_s)
+        if has_decoded and self._fleet.is_up(name):
+            kv_tokens = self._ledger.load(name).decode_tokens
             self._tracker.finished(route, kv_tokens, output_tokens, now_s)
         if route.stay is not None:
             kept = route.prompt_tokens + (output_tokens or 0)
             is_computed = route.first_token_s is not None
-            self.sessions.ended(route.stay, kept if is_computed else None, now_s)
+            self._sessions.ended(route.stay, kept if is_computed else None, now_s)
             route.stay = None
         self.hedges.end_hedge(route, now_s)
         self._tracker.release_reservation(route, now_s)
         self._tracker.told(route)
         self._block_uses.end_use(route)
         route.lease.close()
-
-    def use_bootstrap(self, instance: Instance) -> None:
-        """A bootstrap server of an instance was found: it may prefill for others."""
-        if (member := self.fleet.get(instance.name)) is not None:
-            member.instance = instance
-            # What is kept of the last decision names the old one.
-            self._members, self._instances, self._names = [], [], []
-
-    def kv_peers(self) -> tuple[int, int]:
-        """Number of prefill servers by the options, and of those with a known engine id."""
-        rules = self._transfers
-        if not rules.can_offload or self.config.offload_policy == "never":
-            return 0, 0
-        members = self.fleet.members()
-        if not rules.needs_bootstrap:
-            return len(members), len(members)
-        given = [m for m in members if m.instance.bootstrap_url is not None]
-        return len(given), sum(m.is_kv_known for m in given)
 
     @property
     def pins_kv(self) -> bool:
@@ -576,19 +393,19 @@ class Router:
 
         Those of P's kind first, as KV moves among them; D last: mostly it cannot be reached.
         """
-        known = self.fleet.get(p.name)
+        known = self._fleet.get(p.name)
         models = known.models if known is not None else None
-        up = [m for m in self.fleet.up() if m.instance.name != p.name]
+        up = [m for m in self._fleet.up() if m.instance.name != p.name]
         up.sort(key=lambda m: (m.models != models, m.instance.name == d.name))
         return [m.instance.name for m in up[:RELEASERS]]
 
     def silence_limit_s(self, route: Route, now_s: float, cap_s: float) -> float:
         """Longest silence of a started answer, at most `cap_s`."""
         name = route.decode.name
-        if self.fleet.get(name) is None:
+        if self._fleet.get(name) is None:
             return cap_s
-        load = self.ledger.load(name)
-        return time_limits.idle_limit_s(self.latency, route, load, now_s, cap_s)
+        load = self._ledger.load(name)
+        return time_limits.idle_limit_s(self._latency, route, load, now_s, cap_s)
 
     def _free(
         self,
@@ -607,7 +424,7 @@ class Router:
         free, busy = self._past_gate(facts, now_s, exclude)
         if not free:
             return self._rejection(facts, busy, now_s)
-        found = self.conversations.find(facts, now_s)
+        found = self._conversations.find(facts, now_s)
         if is_placed:
             free = self._warm(found, free, now_s)
         return self._candidates(facts, free, now_s, found.past)
@@ -616,21 +433,21 @@ class Router:
         self, facts: RequestFacts, now_s: float, exclude: Collection[str]
     ) -> tuple[list[Member], list[tuple[Member, Busy]]]:
         """The members that may be chosen for a request: those past all checks, and the rest."""
-        model, fleet = facts.model, self.fleet
+        model, fleet = facts.model, self._fleet
         members = fleet.serving(model, exclude)
         if model in fleet.uneven:
             members = fleet.holding(members, model, facts.prompt_tokens, facts.beyond_tokens)
         busy: list[tuple[Member, Busy]] = []
         refused = facts.refused_until_s
-        if refused is None and self.gate.is_open(model, now_s):
+        if refused is None and self._gate.is_open(model, now_s):
             return members, busy
         free: list[Member] = []
         asker = facts.asker
         # No instance at all is worse than a hot one: health comes before heat.
-        is_last = all(self.heat.takes_none(member.instance.name) for member in members)
+        is_last = all(self._heat.takes_none(member.instance.name) for member in members)
         for member in members:
             name = member.instance.name
-            state = self.busy(name, model, now_s, is_last=is_last, client=asker)
+            state = self.known.busy(name, model, now_s, is_last=is_last, client=asker)
             if refused is not None and (left_s := refused.get(name, now_s) - now_s) > 0:
                 state = Busy((RejectReason.UPSTREAM_BUSY,), left_s)
             if state is None:
@@ -644,23 +461,23 @@ class Router:
     ) -> Reject:
         model, asker = facts.model, facts.asker
         if not busy:
-            rested_s = self.fleet.rested_s(model, now_s)
+            rested_s = self._fleet.rested_s(model, now_s)
             if rested_s is not None:
                 # What has lasted for so long is likely to last as long again.
                 wait_s = max(ASLEEP_RETRY_S, rested_s)
                 return Reject(RejectReason.ASLEEP, retry_after_s([wait_s]))
             return Reject(RejectReason.NO_INSTANCE, retry_after_s([NO_INSTANCE_RETRY_S]))
         soonest = min([state for _, state in busy], key=lambda b: b.free_in_s)
-        intake_tps, wait_s = self.gate.intake_tps, soonest.free_in_s
+        intake_tps, wait_s = self._gate.intake_tps, soonest.free_in_s
         tps = sum([intake_tps(m.instance.name, state.check, now_s) for m, state in busy])
         past = tuple([_past(member, state) for member, state in busy])
-        is_own = any(self.gate.is_own(m.instance.name, asker, now_s) for m, _ in busy)
+        is_own = any(self._gate.is_own(m.instance.name, asker, now_s) for m, _ in busy)
         wait = retry_after_s([wait_s])
         return Reject(soonest.check, wait, wait_s, tps, past, model, is_own)
 
     def _may_split(self, facts: RequestFacts) -> bool:
         """Whether an instance that may take one role only could be of use to the request."""
-        is_heavy = facts.prompt_tokens >= self.config.heavy_threshold
+        is_heavy = facts.prompt_tokens >= self._config.heavy_threshold
         return is_heavy and facts.offloadable and self._transfers.can_offload
 
     def _add_one_role(
@@ -679,11 +496,11 @@ class Router:
         self, facts: RequestFacts, name: str, now_s: float, exclude: Collection[str]
     ) -> Candidates | Reject:
         """The one instance that holds what the request is about, while it drains too."""
-        member = self.fleet.get(name)
-        is_usable = self.fleet.is_up(name) or self.fleet.is_used(name)
+        member = self._fleet.get(name)
+        is_usable = self._fleet.is_up(name) or self._fleet.is_used(name)
         if member is None or not is_usable or name in exclude:
             return Reject(RejectReason.HOLDER_DOWN, retry_after_s([NO_INSTANCE_RETRY_S]))
-        busy = self.busy(name, facts.model, now_s, is_last=True, client=facts.asker)
+        busy = self.known.busy(name, facts.model, now_s, is_last=True, client=facts.asker)
         if busy is not None:
             wait_s = min(busy.free_in_s, float(RETRY_AFTER_MAX_S))
             past = (_past(member, busy),)
@@ -691,33 +508,35 @@ class Router:
         return self._candidates(facts, [member], now_s)
 
     def _warm(self, found: Found, free: list[Member], now_s: float) -> list[Member]:
-        if not self.fleet.is_weighed:
+        if not self._fleet.is_weighed:
             return free
-        return self.fleet.warm(free, found.home, now_s)
+        return self._fleet.warm(free, found.home, now_s)
 
     def _candidates(
         self, facts: RequestFacts, members: list[Member], now_s: float, past: Past | None = None
     ) -> Candidates:
-        if members != self._members:
+        known = self.known
+        if members != self._members or known.instance_changes != self._instance_changes:
             # Nearly always the members of the last decision.
             instances = [member.instance for member in members]
             self._members, self._instances = members, instances
+            self._instance_changes = known.instance_changes
             self._names = [instance.name for instance in instances]
-        heat, names, states = self.heat, self._names, [member.state for member in members]
+        heat, names, states = self._heat, self._names, [member.state for member in members]
         caches = [state.cache for state in states]
         loads = [state.account.seen or state.account.load() for state in states]
-        hits = _hit_tokens(facts, self.reuse.hits(facts), names)
+        hits = _hit_tokens(facts, self._reuse.hits(facts), names)
         is_exact = [False] * len(names)
-        if exact := self.published.hits(facts):
+        if exact := self._published.hits(facts):
             for at, name in enumerate(names):
                 if (held := exact.get(name)) is not None:
                     is_exact[at] = True
                     is_above = is_far_above(facts, held, hits[at])
-                    goes_on = is_above and self.published.goes_on(facts, name)
-                    hits[at] = self.reuse.expected(
+                    goes_on = is_above and self._published.goes_on(facts, name)
+                    hits[at] = self._reuse.expected(
                         caches[at], facts, held, hits[at], goes_on=goes_on
                     )
-        believed, is_doubted = self.trust.believed(facts, past, caches, hits, is_exact)
+        believed, is_doubted = self._trust.believed(facts, past, caches, hits, is_exact)
         return Candidates(
             prompt_tokens=facts.prompt_tokens,
             instances=self._instances,
@@ -726,42 +545,42 @@ class Router:
             hit_tokens=believed,
             key_tokens=hits,
             is_home_doubted=is_doubted,
-            kv_full=self.prefixes.full_ratios(caches),
-            kv_wait_s=self.gate.kv_waits_s(states, loads, believed, facts.prompt_tokens, now_s),
+            kv_full=self._prefixes.full_ratios(caches),
+            kv_wait_s=self._gate.kv_waits_s(states, loads, believed, facts.prompt_tokens, now_s),
             kv_tokens=[state.assumed_kv_tokens for state in states],
-            unreleased=self.unreleased_kv.on_each(states, now_s),
+            unreleased=self.known.unreleased_kv.on_each(states, now_s),
             sessions=[cache.sessions for cache in caches],
             last_placed=[member.last_placed for member in members],
             has_failed=[member.health.has_failed_for(facts.asker) for member in members],
-            doubts=self.fleet.doubts(members, facts.asker, now_s),
+            doubts=self._fleet.doubts(members, facts.asker, now_s),
             helps=None if heat.is_cool else [heat.of(name).helps for name in names],
             prefill_factors=(
                 None if heat.is_cool else [heat.of(name).prefill_factor for name in names]
             ),
-            times=[state.times or self.latency.of(state.name) for state in states],
+            times=[state.times or self._latency.of(state.name) for state in states],
         )
 
     def _view(
         self, facts: RequestFacts, free: Candidates, found: Found, now_s: float
     ) -> PlacementView:
-        self.sessions.renew_curve(now_s)
-        sessions, states = self.sessions, self.fleet.states
+        self._sessions.renew_curve(now_s)
+        sessions, states = self._sessions, self._fleet.states
         return PlacementView(
-            self.config,
+            self._config,
             facts,
             found.home,
             free,
             self._up_loads,
             now_s,
-            self.latency,
+            self._latency,
             self._transfers,
-            self.slo_pressure.price,
-            session_kv=LiveSessionKv(facts, sessions, self.prefixes, states, now_s, found),
+            self.known.slo_pressure.price,
+            session_kv=LiveSessionKv(facts, sessions, self._prefixes, states, now_s, found),
         )
 
     def _up_loads(self) -> list[Load]:
         """Loads of all instances that are up."""
-        return [member.state.account.load() for member in self.fleet.up()]
+        return [member.state.account.load() for member in self._fleet.up()]
 
     def _reserve(
         self,
@@ -772,37 +591,37 @@ class Router:
         now_s: float,
     ) -> Route:
         d, p = choice.decode, choice.prefill
-        home = self.fleet.states.of(d.instance.name).cache
-        stay = self.conversations.assign(found, facts, home, now_s, d.hit_tokens)
+        home = self._fleet.states.of(d.instance.name).cache
+        stay = self._conversations.assign(found, facts, home, now_s, d.hit_tokens)
         if choice.placed:
-            self.fleet.placed(d.instance.name)
+            self._fleet.placed(d.instance.name)
         predicted_s = choice.predicted_ttft_s
         route = Route(
             decode=d.instance,
             prefill=p.instance if p else None,
             route_class=route_class(choice.size, offloaded=p is not None),
             reason=choice.reason,
-            policy=self.config.offload_policy,
+            policy=self._config.offload_policy,
             prompt_tokens=facts.prompt_tokens,
             hit_tokens=d.hit_tokens,
             new_tokens=d.new_tokens,
             new_tokens_prefill=p.new_tokens if p else None,
-            lease=self.ledger.open(()),
+            lease=self._ledger.open(()),
             turn=_turn(facts, stay),
             predicted_ttft_s=predicted_s,
-            predicted_ttft_bound_s=self.latency.ttft_bound_s(predicted_s),
+            predicted_ttft_bound_s=self._latency.ttft_bound_s(predicted_s),
             predicted_transfer_s=choice.predicted_transfer_s,
             options=choice.alternatives(),
         )
         route.shadow, route.mistake, route.stay = shadowed, choice.mistake, stay
         route.key_tokens = d.key_tokens
-        route.claim = self.published.claim(facts, d.instance.name)
+        route.claim = self._published.claim(facts, d.instance.name)
         if p is None:
             self._charge_colocated(route, facts, now_s)
         else:
             self._block_uses.begin_use(route, p.instance.name, facts)
             self._tracker.reserve(route, p.instance, p.hit_tokens, p.load, now_s, p.kv_wait_s)
-            ledger = self.ledger
+            ledger = self._ledger
             prefill = ledger.computing(p.instance.name, p.new_tokens, p.hit_tokens)
             inbound = ledger.charge(d.instance.name, Phase.INBOUND, facts.prompt_tokens)
             route.lease.replace((*prefill, *inbound))
@@ -812,11 +631,11 @@ class Router:
         name, hit = route.decode.name, route.hit_tokens
         self._block_uses.begin_use(route, name, facts)
         route.lease.replace(())  # the charges of an earlier attempt do not count beside this one
-        if self.fleet.get(name) is not None:
-            load = self.ledger.load(name)
-            kv_wait_s = self.gate.kv_wait_s(name, load, route.prompt_tokens, hit, now_s)
+        if self._fleet.get(name) is not None:
+            load = self._ledger.load(name)
+            kv_wait_s = self._gate.kv_wait_s(name, load, route.prompt_tokens, hit, now_s)
             self._tracker.reserve(route, route.decode, hit, load, now_s, kv_wait_s)
-        route.lease.replace(self.ledger.computing(name, route.new_tokens, hit))
+        route.lease.replace(self._ledger.computing(name, route.new_tokens, hit))
 
 
 def _past(member: Member, state: Busy) -> PastCheck:

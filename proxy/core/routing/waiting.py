@@ -108,7 +108,7 @@ class Waiting:
 
     def _lane(self, facts: RequestFacts, *, is_own: bool = False) -> str:
         """The lane of a request among others of its model; `is_own`: among those of its client."""
-        lane = self._router.lane(facts.model)
+        lane = self._router.known.lane(facts.model)
         return f"{lane}{ALONE}{facts.asker}" if is_own else lane
 
     def refusal(self, reject: Reject, facts: RequestFacts, now_s: float) -> Reject:
@@ -188,7 +188,7 @@ class Waiting:
 
     def look(self, now_s: float) -> None:
         """Admit waiting requests, of each lane until the router rejects one."""
-        if (changes := self._router.fleet.model_changes) != self._model_changes:
+        if (changes := self._router.known.fleet.model_changes) != self._model_changes:
             self._model_changes = changes
             self._sort_lanes()
         self._join_others(now_s)
@@ -220,7 +220,7 @@ class Waiting:
         for queued in [q for q, until_s in self._alone.items() if until_s <= now_s]:
             del self._alone[queued]
             if queued.is_waiting:
-                self._move(queued, self._router.lane(queued.facts.model))
+                self._move(queued, self._router.known.lane(queued.facts.model))
 
     def _sort_lanes(self) -> None:
         """Have each request wait where its model belongs by now."""
@@ -240,7 +240,7 @@ class Waiting:
         if not len(self.queue):
             return None
         at_s = min(self._alone.values(), default=math.inf)
-        if (change_s := self._router.gate.next_change_s(now_s)) is not None:
+        if (change_s := self._router.known.gate.next_change_s(now_s)) is not None:
             at_s = min(at_s, change_s)
         spent = [r.until_s for r in self._ramps.values() if r.trials <= 0 and now_s < r.until_s]
         at_s = min(at_s, *spent) if spent else at_s

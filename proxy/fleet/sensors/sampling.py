@@ -125,7 +125,7 @@ class Sampling:
         if answer.fault is not None:
             self._tell(spec.name, at, answer.fault)
             return
-        is_idle = self._instances.router.ledger.load(spec.name).is_idle
+        is_idle = self._instances.known.ledger.load(spec.name).is_idle
         self._readings.observe(spec.name, answer.readings, is_idle=is_idle)
         self._tell(spec.name, at, self._lack(spec, at, {r.gpu for r in answer.readings}))
 

@@ -10,6 +10,7 @@ from analysis.regret.actions import Action, forced
 from analysis.regret.branching import BranchingFleet, Postponed, Terms, cost_s, objective_s
 from analysis.regret.outcomes import Tried
 from analysis.rivals.registry import RIVALS
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.latency.slo import Slo
 from proxy.core.placement.decision import Choice, PlacementView
 from proxy.core.routing.router import Router
@@ -86,7 +87,7 @@ def test_a_branch_that_breaks_is_an_error_here_and_nothing_is_left() -> None:
     before = _children()
     rival = RIVALS["cost"]
     config, options = setting(rival, FLEET, SOURCE.block_tokens)
-    router = Router(config, decide=broken)
+    router = Router(FleetState(config), decide=broken)
     fleet = BranchingFleet(PLANNED, router, options, [], Terms(RULES.slo))
     with pytest.raises(RuntimeError, match="a branch of the run died"):
         fleet.run()

@@ -317,9 +317,9 @@ async def test_what_a_web_page_may_send_changes_nothing(
 ) -> None:
     async with proxied(tmp_path, 1) as (proxy, _):
         now_s, port = proxy.server.state.clock.now_s(), int(proxy.server.url.rpartition(":")[2])
-        (member,) = proxy.router.fleet.members()
+        (member,) = proxy.router.known.fleet.members()
         name, cache = member.instance.name, member.state.cache
-        proxy.router.sessions.assign("s", cache, now_s)
+        proxy.router.known.sessions.assign("s", cache, now_s)
         lines = {"Host": "127.0.0.1"} | headers
 
         async def asked(method: str, path: str) -> int:
@@ -332,12 +332,12 @@ async def test_what_a_web_page_may_send_changes_nothing(
             return got
 
         assert await asked("POST", "/sessions/s/end") == status
-        assert (proxy.router.sessions.stay("s") is None) == (status == 200)
+        assert (proxy.router.known.sessions.stay("s") is None) == (status == 200)
         is_of_host = status == 403 and "Host" in headers
         assert await asked("GET", "/instances") == (403 if is_of_host else 200)
         removed = await asked("DELETE", f"/instances/{name}")
         assert removed == (403 if status == 403 else 200), "a browser asks before a DELETE"
-        assert (proxy.router.fleet.get(name) is None) == (removed == 200)
+        assert (proxy.router.known.fleet.get(name) is None) == (removed == 200)
 
 
 async def test_with_a_token_any_name_will_do(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ async def test_who_may_ask_and_where(tmp_path: Path) -> None:
         assert (await ask(proxy, "POST", {"max_num_seqs": 1}, Authorization=""))[0] == 401
         assert (await ask(proxy, "PUT", {}))[0] == 405
         assert (await ask(proxy, "GET"))[0] == 200
-        assert proxy.router.heat.is_cool
+        assert proxy.router.known.heat.is_cool
         for path in (PATH, "/v1/admin/", "/v1/admin/other", "/v1//admin/batch"):
             for method in ("GET", "POST", "DELETE"):
                 async with proxy.http.request(method, path, headers=GOOD, data=b"{}") as response:
@@ -117,7 +117,7 @@ async def test_what_is_refused(tmp_path: Path) -> None:
             assert got == status, body
             assert words in said["error"]["message"], body
             assert "\n" not in said["error"]["message"]
-        assert proxy.router.heat.is_cool
+        assert proxy.router.known.heat.is_cool
         assert proxy.server.state.thermal.control.version == 0
 
 
@@ -128,12 +128,12 @@ async def test_a_cap_holds_at_once_and_ends(
     async with operated(tmp_path, 1, max_queue=0) as (proxy, _):
         turns = Turns(proxy)
         streams = [asyncio.create_task(proxy.post(STREAM)) for _ in range(3)]
-        (name,) = [m.instance.name for m in proxy.router.fleet.members()]
-        await until(lambda: proxy.router.ledger.load(name).decode_requests == 3)
+        (name,) = [m.instance.name for m in proxy.router.known.fleet.members()]
+        await until(lambda: proxy.router.known.ledger.load(name).decode_requests == 3)
         order = {"max_num_seqs": 2, "reason": "hot aisle", "ttl_s": 60, "if_version": 0}
         status, dry = await ask(proxy, "POST", order | {"dry_run": True})
         assert (status, dry["dry_run"], dry["version"]) == (200, True, 0)
-        assert proxy.router.heat.is_cool
+        assert proxy.router.known.heat.is_cool
         status, said = await ask(proxy, "POST", order)
         assert status == 200
         assert (said["previous_running"], said["new_running"]) == (3, 3)
@@ -157,12 +157,12 @@ async def test_a_cap_holds_at_once_and_ends(
         assert (await ask(proxy, "DELETE"))[0] == 400
         status, ended = await ask(proxy, "DELETE", query=f"?instance={name}")
         assert (status, ended["cleared"], ended["version"]) == (200, [name], 2)
-        assert proxy.router.heat.is_cool
+        assert proxy.router.known.heat.is_cool
         assert (await proxy.post(chat("one more", stream=False))).status == 200
         turns.next()
         assert (await ask(proxy, "POST", {"max_num_seqs": 1, "ttl_s": 1.0}))[0] == 200
         turns.next()
-        await until(lambda: proxy.router.heat.is_cool, "the order has ended by itself")
+        await until(lambda: proxy.router.known.heat.is_cool, "the order has ended by itself")
         for stream in streams:
             stream.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
@@ -174,8 +174,8 @@ async def test_a_cap_holds_at_once_and_ends(
 async def test_who_cannot_be_moved_is_waited_for(tmp_path: Path) -> None:
     async with operated(tmp_path, 1) as (proxy, _):
         streams = [asyncio.create_task(proxy.post(STREAM)) for _ in range(3)]
-        (name,) = [m.instance.name for m in proxy.router.fleet.members()]
-        await until(lambda: proxy.router.ledger.load(name).decode_requests == 3)
+        (name,) = [m.instance.name for m in proxy.router.known.fleet.members()]
+        await until(lambda: proxy.router.known.ledger.load(name).decode_requests == 3)
         status, said = await ask(proxy, "POST", {"force_evict": 2, "policy": "largest_kv"})
         assert status == 200
         assert (said["previous_running"], said["new_running"]) == (3, 3)
@@ -195,8 +195,8 @@ async def test_force_evict_may_end_streams_in_words(tmp_path: Path) -> None:
             one: asyncio.create_task(heard(proxy, one, priority))
             for one, priority in zip(ids, ("high", "low", "normal"), strict=True)
         }
-        (name,) = [m.instance.name for m in proxy.router.fleet.members()]
-        await until(lambda: proxy.router.ledger.load(name).decode_requests == 3)
+        (name,) = [m.instance.name for m in proxy.router.known.fleet.members()]
+        await until(lambda: proxy.router.known.ledger.load(name).decode_requests == 3)
         order = {"force_evict": 2, "policy": "lowest_priority", "instance": [name]}
         _, dry = await ask(proxy, "POST", order | {"dry_run": True})
         status, said = await ask(proxy, "POST", order)
@@ -224,7 +224,7 @@ async def test_a_request_without_its_first_byte_is_told_when_to_come_again(tmp_p
     async with operated(tmp_path, 1, thermal_may_abort=True) as (proxy, _):
         whole = chat("go on", max_tokens=4000, stream=False)
         asked = asyncio.create_task(proxy.post(whole))
-        await until(lambda: proxy.router.ledger.live == 1)
+        await until(lambda: proxy.router.known.ledger.live == 1)
         assert (await ask(proxy, "POST", {"force_evict": 1}))[0] == 200
         answer = await asked
         assert (answer.status, answer.json["error"]["code"]) == (503, "too_hot")
@@ -235,7 +235,7 @@ async def test_a_request_without_its_first_byte_is_told_when_to_come_again(tmp_p
 async def test_a_target_is_followed_while_readings_come(tmp_path: Path) -> None:
     async with operated(tmp_path, 2) as (proxy, _):
         turns, thermal = Turns(proxy), proxy.server.state.thermal
-        names = [m.instance.name for m in proxy.router.fleet.members()]
+        names = [m.instance.name for m in proxy.router.known.fleet.members()]
         celsius = {names[0]: 90.0, names[1]: 70.0}
 
         def read() -> None:
@@ -248,15 +248,15 @@ async def test_a_target_is_followed_while_readings_come(tmp_path: Path) -> None:
             proxy.server.state.gpus.watch(name, (), 0.0)
         read()
         streams = [asyncio.create_task(proxy.post(STREAM)) for _ in range(8)]
-        ledger = proxy.router.ledger
+        ledger = proxy.router.known.ledger
         await until(lambda: sum(ledger.load(n).decode_requests for n in names) == 8)
         before = ledger.load(names[0]).running_requests
         turns.next()
         assert (await ask(proxy, "POST", {"target_temp_c": 80.0}))[0] == 200
         read()
         thermal.tick()
-        assert proxy.router.heat.of(names[0]).cap == max(1, before - 5)
-        assert proxy.router.heat.of(names[1]).cap is None
+        assert proxy.router.known.heat.of(names[0]).cap == max(1, before - 5)
+        assert proxy.router.known.heat.of(names[1]).cap is None
         celsius[names[0]] = 79.0
         read()
         thermal.tick()

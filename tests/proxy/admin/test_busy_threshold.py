@@ -117,7 +117,7 @@ class TestBusyThreshold:
                 await r.content.readany()
                 async with asyncio.TaskGroup() as beside:
                     waiting = beside.create_task(proxy.post(chat(words(40_000))))
-                    load = proxy.router.ledger.load
+                    load = proxy.router.known.ledger.load
                     name = proxy.settings.instances[0].name
                     await until(lambda: load(name).prefill_tokens > 100, "a backlog")
                     _, dry = await call(proxy, "POST", "/busy_threshold", limit | {"dry_run": True})

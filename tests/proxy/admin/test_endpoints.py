@@ -33,7 +33,7 @@ async def test_probes(tmp_path: Path) -> None:
         status, health = await call(proxy, "GET", "/health")
         assert (status, [i["is_up"] for i in health["instances"].values()]) == (200, [True, True])
         await fleet.engines[0].kill()
-        await until(lambda: len(proxy.router.fleet.up()) == 1, "one down")
+        await until(lambda: len(proxy.router.known.fleet.up()) == 1, "one down")
         status, health = await call(proxy, "GET", "/health")
         first, second = health["instances"].values()
         assert (status, first["is_up"], second["is_up"]) == (200, False, True)
@@ -44,7 +44,7 @@ async def test_probes(tmp_path: Path) -> None:
         assert row["last_error"] == first["last_error"]
         assert row["last_error_at"] >= first["last_error_at"], "unix seconds, as in /health"
         await fleet.engines[1].kill()
-        await until(lambda: not proxy.router.fleet.up(), "both down")
+        await until(lambda: not proxy.router.known.fleet.up(), "both down")
         assert (await call(proxy, "GET", "/health"))[0] == 503
         assert (await call(proxy, "GET", "/ready"))[0] == 503
         assert (await call(proxy, "GET", "/live"))[0] == 200
@@ -52,8 +52,8 @@ async def test_probes(tmp_path: Path) -> None:
 
 async def test_health_tells_who_drains(tmp_path: Path) -> None:
     async with proxied(tmp_path, 2) as (proxy, _):
-        a, b = (m.instance.name for m in proxy.router.fleet.members())
-        proxy.router.fleet.get(a).is_draining = True
+        a, b = (m.instance.name for m in proxy.router.known.fleet.members())
+        proxy.router.known.fleet.get(a).is_draining = True
         status, health = await call(proxy, "GET", "/health")
         told = {name: one["is_draining"] for name, one in health["instances"].items()}
         assert (status, health["status"], told) == (200, "ok", {a: True, b: False})
@@ -100,7 +100,7 @@ async def test_instances_come_and_go(tmp_path: Path) -> None:
             assert (await proxy.post(chat("x"), headers={"X-Session-ID": f"s{i}"})).headers[
                 "X-Cache-Proxy-Instance"
             ] == listed[0]["name"]
-        await until(lambda: proxy.router.fleet.get(name) is None, "drained, so removed")
+        await until(lambda: proxy.router.known.fleet.get(name) is None, "drained, so removed")
         assert (await call(proxy, "DELETE", f"/instances/{name}"))[0] == 404
         assert (await call(proxy, "POST", "/instances", {"instance": f"new={second}"}))[0] == 201
         assert (await call(proxy, "POST", "/instances", {"instance": f"new={second}"}))[0] == 409
@@ -114,7 +114,7 @@ async def test_instances_come_and_go(tmp_path: Path) -> None:
             capped,
         ):
             assert (await call(proxy, "POST", "/instances", bad))[0] == 400
-        await until(lambda: proxy.router.fleet.is_up("new"), "it has answered a probe")
+        await until(lambda: proxy.router.known.fleet.is_up("new"), "it has answered a probe")
         seen = {
             (await proxy.post(chat("x"), headers={"X-Session-ID": f"t{i}"})).headers[
                 "X-Cache-Proxy-Instance"
@@ -133,7 +133,7 @@ async def test_removing_an_instance_under_a_stream_ends_that_stream_only(tmp_pat
             await call(proxy, "DELETE", f"/instances/{name}")
             r.close()
         await proxy.at_rest()
-        assert [m.instance.name for m in proxy.router.fleet.members()] != [name]
+        assert [m.instance.name for m in proxy.router.known.fleet.members()] != [name]
 
 
 async def test_the_last_decisions(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ async def test_the_last_decisions(tmp_path: Path) -> None:
         assert [d["request_id"] for d in found] == ["r2", "r1"]
         assert found[1]["route_class"] == "HEAVY_COLO"
         assert {c["instance"] for c in found[1]["candidates"]} == {
-            state.name for state in proxy.router.fleet.states
+            state.name for state in proxy.router.known.fleet.states
         }
         for bad in ("0", "201", "x", "-1", "9" * 5000):
             assert (await call(proxy, "GET", f"/decisions?n={bad}"))[0] == 400
@@ -331,7 +331,7 @@ async def test_a_list_of_models_asks_each_engine_once_a_second(tmp_path: Path) -
             one, _ = await call(proxy, "GET", "/v1/models/sim-8b")
             assert one == 200
             assert len(asked) - before == 2
-            name = next(iter(proxy.router.fleet.members())).instance.name
+            name = next(iter(proxy.router.known.fleet.members())).instance.name
             await call(proxy, "DELETE", f"/instances/{name}")
             assert (await call(proxy, "GET", "/v1/models"))[0] == 200
             assert len(asked) - before == 3, "another fleet, another list"

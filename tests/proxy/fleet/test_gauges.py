@@ -69,7 +69,7 @@ async def test_hit_ratios_of_a_window_add_up_across_a_restart_of_the_engines(
         scrapes.add(15.0, text)
         for engine in fleet.engines:
             await engine.restart()
-        members = proxy.router.fleet.members()
+        members = proxy.router.known.fleet.members()
         await until(lambda: all(m.incarnation and m.health.is_up for m in members), "restarted")
         assert (await proxy.post(chat(words(600, "b")))).status == 200
         text, second = await scraped(proxy, fleet)

@@ -14,6 +14,7 @@ from proxy.config.in_force import OptionsInForce, router_config
 from proxy.config.options import Settings
 from proxy.config.values import InstanceSpec
 from proxy.core.accounts.lease import Lease, Phase
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from proxy.fleet.instances import Instances
 from proxy.fleet.membership import (
@@ -68,9 +69,9 @@ class House:
 
     def __init__(self) -> None:
         options = Settings(instances=["z=127.0.0.1:9"], bootstrap_port=None)
-        self.router, self.clock, self.back = Router(router_config(options)), Clock(), 0
+        self.router, self.clock, self.back = Router(FleetState(router_config(options))), Clock(), 0
         self.instances = Instances(
-            self.router, self.clock, ConnectOptions(), lambda: None, lambda name: None
+            self.router.known, self.clock, ConnectOptions(), lambda: None, lambda name: None
         )
         self.members = Membership(self.instances, OptionsInForce(options), self._is_back)
         self.lists: dict[str, dict[str, InstanceSpec]] = {}
@@ -89,14 +90,14 @@ class House:
 
     def drops(self, source: str, name: str) -> None:
         if source == OPERATORS:
-            if self.router.fleet.get(name) is not None:
+            if self.router.known.fleet.get(name) is not None:
                 self.members.drain(source, name)
             return
         self.lists[source] = {n: s for n, s in self.lists.get(source, {}).items() if n != name}
         self.members.want(source, [*self.lists[source].values()])
 
     def state(self, name: str) -> str:
-        member = self.router.fleet.get(name)
+        member = self.router.known.fleet.get(name)
         return "absent" if member is None else "drains" if member.is_draining else "serves"
 
 
@@ -211,10 +212,10 @@ class Story:
 
     async def begin(self, source: str, name: str) -> None:
         """A request comes, if the fleet lets it go there."""
-        if name in {m.instance.name for m in self.house.router.fleet.usable()}:
+        if name in {m.instance.name for m in self.house.router.known.fleet.usable()}:
             assert not self.drainers(name), "new work while somebody drains it"
-            charges = self.house.router.ledger.charge(name, Phase.DECODE, 9)
-            self.leases[name].append(self.house.router.ledger.open(charges))
+            charges = self.house.router.known.ledger.charge(name, Phase.DECODE, 9)
+            self.leases[name].append(self.house.router.known.ledger.open(charges))
 
     async def end(self, source: str, name: str) -> None:
         if self.leases[name]:
@@ -232,7 +233,7 @@ class Story:
                 self.said[n] = []
 
     def check(self) -> None:
-        members = self.house.router.fleet.members()
+        members = self.house.router.known.fleet.members()
         urls = [m.instance.url for m in members]
         assert len(set(urls)) == len(urls), "doubled"
         assert {m.instance.name for m in members} == set(self.house.instances.by_name)
@@ -266,7 +267,7 @@ async def test_a_list_that_names_one_twice_adds_it_once() -> None:
     twice = [SPECS["a"], spec("d", 11), SPECS["a"]]
     answers = house.members.want(DISCOVERY, twice)
     assert [a.verdict for a in answers] == [Verdict.NEW, Verdict.REFUSED, Verdict.REFUSED]
-    assert len(house.router.fleet.members()) == 1
+    assert len(house.router.known.fleet.members()) == 1
 
 
 async def test_what_was_refused_is_tried_again_with_the_next_list() -> None:
@@ -298,13 +299,13 @@ async def test_drained_instances_are_told_of_for_a_while(monkeypatch: pytest.Mon
 
 WRITES = re.compile(r"(?<!in_flight)(?<!self)\.is_draining(?:, [\w.]+)? = ")
 """Of an instance; that the whole proxy drains is another thing (`InFlight.is_draining`)."""
-CHANGES = re.compile(r"\b_?(router|fleet|instances)\.(add|remove)\(")
+CHANGES = re.compile(r"\b_?(router|known|fleet|instances)\.(add|remove)\(")
 DOORS = {
     "fleet/membership.py": {"instances"},
-    "fleet/instances.py": {"router"},
-    "core/routing/router.py": {"fleet"},
+    "fleet/instances.py": {"known"},
+    "core/known/fleet_state.py": {"fleet"},
 }
-"""Who may call what: the membership the connections, these the router, and it the fleet."""
+"""Who may call what: the membership the connections, these what is known, and it the fleet."""
 
 
 def test_nobody_else_drains_adds_or_removes_instances() -> None:

@@ -25,7 +25,7 @@ class Doors:
     @property
     def fleet(self) -> str:
         """Names in their order, each with a minus where it drains."""
-        members = self.proxy.state.router.fleet.members()
+        members = self.proxy.state.router.known.fleet.members()
         return " ".join(m.instance.name + "-" * m.is_draining for m in members)
 
     async def ask(self, door: str, what: str) -> str:

@@ -71,7 +71,7 @@ async def test_the_proxy_has_it_with_the_token_of_its_options(tmp_path: Path):
         async with ServedProxy(tmp_path / "log", instances, **options) as proxy:
             state = proxy.server.state
             assert await state.thermal_plugins.set_cap("gpu-1", 2) == CapSet(limit=2, running=8)
-            (member,) = proxy.router.fleet.members()
+            (member,) = proxy.router.known.fleet.members()
             assert member.instance.has_thermal_plugin
 
 

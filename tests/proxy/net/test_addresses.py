@@ -27,7 +27,7 @@ async def test_no_forbidden_address_is_taken_in(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         async with proxied(tmp_path, 1) as (proxy, _):
-            members = len(proxy.router.fleet.members())
+            members = len(proxy.router.known.fleet.members())
             own = proxy.server.url.rpartition(":")[2]
             for text in FORBIDDEN:
                 where = text.replace("OWN", own).replace("FREE", str(free.getsockname()[1]))
@@ -35,7 +35,7 @@ async def test_no_forbidden_address_is_taken_in(tmp_path: Path) -> None:
                 assert status == 400, where
                 assert answer["error"]["message"].startswith("instance: "), where
                 assert "word" not in answer["error"]["message"]
-            assert len(proxy.router.fleet.members()) == members
+            assert len(proxy.router.known.fleet.members()) == members
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ async def test_an_instance_is_verified_and_shown_our_certificate(
             given = {"instance_ca": certs.ca} | options
             instance = f"https://127.0.0.1:{port}"
             async with ServedProxy(tmp_path / "log", [instance], **given) as proxy:
-                (member,) = proxy.router.fleet.members()
+                (member,) = proxy.router.known.fleet.members()
                 health = member.health
                 await until(partial(judged, health), "probed")
                 assert health.was_seen == is_good, health.last_error

@@ -70,8 +70,8 @@ async def stopped(proxy: ServedProxy) -> None:
 
 def streams(proxy: ServedProxy) -> int:
     """Answers that have begun."""
-    (member,) = proxy.router.fleet.members()
-    return int(proxy.router.ledger.load(member.instance.name).decode_requests)
+    (member,) = proxy.router.known.fleet.members()
+    return int(proxy.router.known.ledger.load(member.instance.name).decode_requests)
 
 
 async def test_a_hand_over_ends_at_its_limit(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ async def test_instances_and_thresholds_change_together(tmp_path: Path) -> None:
         a, b, c = addresses(fleet)
         log = str(tmp_path / "log.jsonl")
         async with from_file(tmp_path, [a, b]) as (proxy, path):
-            reloader, fleet_of = proxy.server.reloader, proxy.router.fleet
+            reloader, fleet_of = proxy.server.reloader, proxy.router.known.fleet
             body = chat("x", max_tokens=250)
             async with proxy.http.post("/v1/chat/completions", json=body) as response:
                 await response.content.readany()
@@ -83,8 +83,8 @@ async def test_instances_and_thresholds_change_together(tmp_path: Path) -> None:
                 assert fleet_of.get(name).is_draining, "its stream goes on"
                 state = proxy.server.state
                 assert state.options.settings.heavy_threshold == 4000
-                assert proxy.router.config.heavy_threshold == 4000
-                limits = proxy.router.gate.thresholds(ANY_MODEL)
+                assert proxy.router.known.config.heavy_threshold == 4000
+                limits = proxy.router.known.gate.thresholds(ANY_MODEL)
                 assert limits.active_prefill_tokens_threshold == 5000
                 assert (await response.read()).endswith(b"data: [DONE]\n\n")
             await until(lambda: fleet_of.get(name) is None, "drained, so removed")
@@ -118,7 +118,7 @@ async def test_a_bootstrap_server_that_was_found_may_be_named_and_left_out(tmp_p
         async with from_file(tmp_path, [a]) as (proxy, path):
             (upstream,) = proxy.server.state.instances.all()
             proxy.server.state.instances.use_bootstrap(upstream, engine.bootstrap_url)
-            (member,) = proxy.router.fleet.members()
+            (member,) = proxy.router.known.fleet.members()
             rewrite(path, toml([found], request_log=log))
             assert await proxy.server.reloader.reload("test") == "applied"
             assert not member.is_draining
@@ -126,7 +126,7 @@ async def test_a_bootstrap_server_that_was_found_may_be_named_and_left_out(tmp_p
                 rewrite(path, toml([refused], request_log=log))
                 assert await proxy.server.reloader.reload("test") == "refused"
                 assert not member.is_draining
-            assert proxy.router.fleet.members() == [member]
+            assert proxy.router.known.fleet.members() == [member]
 
 
 async def test_who_caps_an_instance_does_not_change_under_it(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ async def test_who_caps_an_instance_does_not_change_under_it(tmp_path: Path) -> 
         plan.write_text("target_celsius = 80\n")
         given = {"thermal": str(plan)}
         async with from_file(tmp_path, [f"{a};thermal=plugin"], **given) as (proxy, path):
-            (member,) = proxy.router.fleet.members()
+            (member,) = proxy.router.known.fleet.members()
             rewrite(path, toml([a], request_log=log, **given))
             assert await proxy.server.reloader.reload("test") == "refused"
             assert member.instance.has_thermal_plugin
@@ -148,7 +148,7 @@ async def test_one_that_was_removed_comes_back(tmp_path: Path) -> None:
         a, b = addresses(fleet)
         log = str(tmp_path / "log.jsonl")
         async with from_file(tmp_path, [a, b]) as (proxy, path):
-            reloader, members = proxy.server.reloader, proxy.router.fleet.members
+            reloader, members = proxy.server.reloader, proxy.router.known.fleet.members
             async with proxy.http.post(
                 "/v1/chat/completions", json=chat("x", max_tokens=4000)
             ) as response:
@@ -199,7 +199,7 @@ async def test_a_bad_file_changes_nothing(
             before = proxy.server.state.options.settings
             assert await proxy.server.reloader.reload("test") == "refused"
             assert proxy.server.state.options.settings is before
-            assert [m.instance.name for m in proxy.router.fleet.members()] == ["one"]
+            assert [m.instance.name for m in proxy.router.known.fleet.members()] == ["one"]
             assert (await proxy.post(chat("x"))).status == 200
             (line,) = [r.getMessage() for r in caplog.records if "not reloaded" in r.getMessage()]
             assert "\n" not in line
@@ -226,7 +226,7 @@ async def test_a_changed_file_is_found_once_it_rests(tmp_path: Path) -> None:
             assert looks is not None
             await until(lambda: looks._used is not None, "the first look")
             rewrite(path, toml([a, b], request_log=log))
-            await until(lambda: len(proxy.router.fleet.members()) == 2, "found")
+            await until(lambda: len(proxy.router.known.fleet.members()) == 2, "found")
             path.unlink()
             refused = lambda: proxy.metric("config_reloads_total", result="refused")  # noqa: E731
             await until(lambda: refused() == 1, "told of once")
@@ -253,7 +253,7 @@ async def test_what_changed_during_the_start_is_taken_in(tmp_path: Path) -> None
             assert reloader.last is before, "nothing has changed"
             rewrite(path, toml([a, b], request_log=log))
             await reloader.catch_up()
-            assert len(proxy.router.fleet.members()) == 2
+            assert len(proxy.router.known.fleet.members()) == 2
             path.write_text("][")
             await reloader.catch_up()
             assert proxy.metric("config_reloads_total", result="refused") == 1
@@ -274,7 +274,7 @@ async def test_a_reload_ends_no_operators_drain(tmp_path: Path) -> None:
                 given = [f"{n}={at};gpus=0;dcgm=9" for n, at in (("a", a), ("b", b))]
                 rewrite(path, toml(given, request_log=log))
                 assert await proxy.server.reloader.reload("test") == "applied"
-                member = proxy.router.fleet.get(name)
+                member = proxy.router.known.fleet.get(name)
                 assert member is not None
                 assert member.is_draining
                 assert proxy.server.state.instances.specs[name].sensors
@@ -286,7 +286,7 @@ async def test_an_operators_threshold_survives_a_reload_of_something_else(tmp_pa
     async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
         log = str(tmp_path / "log.jsonl")
         async with from_file(tmp_path, addresses(fleet)) as (proxy, path):
-            gate = proxy.router.gate
+            gate = proxy.router.known.gate
             gate.set(
                 ANY_MODEL,
                 gate.thresholds(ANY_MODEL).merged({"active_decode_blocks_threshold": 0.5}),
@@ -378,6 +378,6 @@ async def test_files_that_cannot_be_read_hold_nothing_up(
                 assert (await proxy.post(chat("x", max_tokens=1))).status == 200
             finally:
                 answers.set()
-            await until(lambda: len(proxy.router.fleet.members()) == 2, "read after all")
+            await until(lambda: len(proxy.router.known.fleet.members()) == 2, "read after all")
             assert reloader.refused is None
             watching.cancel()

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import FleetControl
@@ -35,18 +36,18 @@ async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
             made = [(await one.post(ask, "/v1/responses")).json["id"] for _ in range(6)]
             places = [record["decode_instance"] for record in (await one.records(8))[2:]]
             stored = list(zip(made, places, strict=True))
-            step_s = one.router.latency.step_s(first["decode_instance"], 1000)
-            left = await snapshot.leave(one.router, FleetControl())
+            step_s = one.router.known.latency.step_s(first["decode_instance"], 1000)
+            left = await snapshot.leave(one.router.known, FleetControl())
         assert first["hit_tokens"] > 1000
         home = first["decode_instance"]
         fewer = [name for name in names if home in name] + ["other=127.0.0.1:1"]
         async with ServedProxy(tmp_path / "two", fewer) as two:
-            snapshot.take(two.router, FleetControl(), left, time.monotonic())
-            assert two.router.latency.step_s(home, 1000) == step_s
+            snapshot.take(two.router.known, FleetControl(), left, time.monotonic())
+            assert two.router.known.latency.step_s(home, 1000) == step_s
             answer = await two.post(chat(text), headers=headers)
             assert answer.status == 200, answer.body
             (second,) = await two.records(1)
-            held, now_s = two.router.responses, time.monotonic()
+            held, now_s = two.router.known.responses, time.monotonic()
             known = [key for key, _ in stored if held.holder(key, now_s)]
             assert known == [key for key, at in stored if at == home], "of the others nothing is"
             for key in known:
@@ -75,7 +76,7 @@ async def test_another_form_is_left_alone(
     text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ServedProxy(tmp_path / "log", ["127.0.0.1:1"]) as proxy:
-        snapshot.take(proxy.router, FleetControl(), io.BytesIO(text), 0.0)
+        snapshot.take(proxy.router.known, FleetControl(), io.BytesIO(text), 0.0)
         assert "the predecessor's snapshot is not used" in caplog.text
 
 
@@ -90,18 +91,18 @@ async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> 
     )
     async with ServedProxy(tmp_path / "log", ["a=127.0.0.1:1", "b=127.0.0.1:9"]) as proxy:
         file = io.BytesIO(b"\n".join(map(orjson.dumps, lines)))
-        snapshot.take(proxy.router, FleetControl(), file, time.monotonic())
+        snapshot.take(proxy.router.known, FleetControl(), file, time.monotonic())
         router, now_s = proxy.router, time.monotonic()
-        homes = [router.sessions.home(f"of-{name}", now_s) for name in urls]
+        homes = [router.known.sessions.home(f"of-{name}", now_s) for name in urls]
         assert homes == ["a", None, None]
-        assert [router.fleet.states.of(name).cache.blocks for name in urls] == [2, 0, 0]
-        assert router.bytes_per_token.all() == {"m": 3.0}
+        assert [router.known.fleet.states.of(name).cache.blocks for name in urls] == [2, 0, 0]
+        assert router.known.bytes_per_token.all() == {"m": 3.0}
 
 
 def serving(*names: str) -> Router:
-    router = Router(RouterConfig(prefill_throughput=20_000))
+    router = Router(FleetState(RouterConfig(prefill_throughput=20_000)))
     for name in names:
-        router.add(Instance(name, f"http://{name}"))
+        router.known.add(Instance(name, f"http://{name}"))
     return router
 
 
@@ -113,7 +114,8 @@ async def test_a_title_takes_no_turn_of_a_session_that_was_taken_over() -> None:
     route = old.admit(asks(0, 20), 0.0)
     assert isinstance(route, Route)
     old.finish(route, 1.0)
-    snapshot.take(new, FleetControl(), await snapshot.leave(old, FleetControl()), 2.0)
+    file = await snapshot.leave(old.known, FleetControl())
+    snapshot.take(new.known, FleetControl(), file, 2.0)
     turns = []
     for facts in (asks(900, 2), asks(0, 22)):
         route = new.admit(facts, 3.0)
@@ -129,8 +131,8 @@ async def test_orders_hold_on_for_the_rest_of_their_time() -> None:
     before.give({"a": 20, "gone": 20}, capped, "d1", 1000.0)
     before.give({"b": 20}, BatchOrder(target_celsius=75.0, ttl_s=600.0), "d2", 1000.0)
     before.give({"c": 20}, BatchOrder(force_evict=4, ttl_s=5.0), "d3", 1000.0)
-    file = await snapshot.leave(serving("a", "b", "c", "gone"), before)
-    snapshot.take(serving("a", "b", "c"), after, file, 1010.0)
+    file = await snapshot.leave(serving("a", "b", "c", "gone").known, before)
+    snapshot.take(serving("a", "b", "c").known, after, file, 1010.0)
     standing = after.status("a").order
     assert standing is not None
     assert (standing.order, standing.cap, standing.until_s) == (capped, 8, 1060.0)

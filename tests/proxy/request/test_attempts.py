@@ -10,6 +10,7 @@ import pytest
 
 from proxy.core.connectors.base import Edits
 from proxy.core.fleet.retries import Budget
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.routing.actions import (
     LegCaps,
@@ -54,9 +55,9 @@ def flow_of(*, hedge: bool) -> RequestFlow:
         d, p = view.free[0], view.free[1]
         return chosen(view, d, p, Reason.P_IDLE_D_BUSY, placed=True)
 
-    router = Router(RouterConfig(prefill_throughput=20_000.0, hedge=hedge), choose)
+    router = Router(FleetState(RouterConfig(prefill_throughput=20_000.0, hedge=hedge)), choose)
     for name in ("d", "p"):
-        router.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
+        router.known.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
     facts = RequestFacts("m", "s", 30_000, [], 64.0)
     route = router.admit(facts, 0.0)
     assert isinstance(route, Route)

@@ -192,7 +192,7 @@ async def test_a_p_that_stops_when_left_has_nothing_to_release(tmp_path: Path) -
         assert proxy.metric("instance_healthy", upstream="p") == 1
         unknown = proxy.metric("kv_releases_total", result="unknown")
         now_s = proxy.server.state.clock.now_s()
-        assert proxy.router.unreleased_kv.on("p", now_s)[0] == unknown, (
+        assert proxy.router.known.unreleased_kv.on("p", now_s)[0] == unknown, (
             "it may have ended just then"
         )
 
@@ -239,7 +239,7 @@ async def test_a_fetch_that_was_left_is_not_sent_again(tmp_path: Path) -> None:
         leave(writer, "FIN")
         await proxy.records(2)
         go.set()
-        await until(lambda: proxy.router.ledger.live == 0, "the leg is over")
+        await until(lambda: proxy.router.known.ledger.live == 0, "the leg is over")
         assert len(d.posts) == 2
         assert proxy.metric("kv_releases_total", result="unknown") == 1
 
@@ -248,7 +248,7 @@ async def test_between_the_legs(tmp_path: Path) -> None:
     """P has answered, D was not asked yet (its TLS is still to come): released by somebody else."""
     async with legs(tmp_path, says(LENGTH), REFUSED, tls=True) as (proxy, _, other):
         writer = await send(proxy, chat(TEXT))
-        load = proxy.router.ledger.load
+        load = proxy.router.known.ledger.load
         await until(lambda: load("p").pinned_requests, "P has answered")
         leave(writer, "FIN")
         await until(lambda: released(other), "released by a third")
@@ -272,10 +272,10 @@ async def test_d_is_left_once_it_has_begun(tmp_path: Path) -> None:
         leave(writer, "FIN")
         (record,) = await proxy.records(1)
         assert record["outcome"] == "client_gone"
-        assert proxy.router.ledger.live == 1
+        assert proxy.router.known.ledger.live == 1
         assert proxy.connections() == 1
         go.set()
-        await until(lambda: proxy.router.ledger.live == 0, "the lease is closed")
+        await until(lambda: proxy.router.known.ledger.live == 0, "the lease is closed")
         assert not released(d)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from proxy.config.options import Settings
 from proxy.config.secrets import fingerprint
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RouterConfig
@@ -213,12 +214,12 @@ async def test_a_session_is_its_tenants(tmp_path: Path) -> None:
     async with proxied(tmp_path, 2, api_key=KEYS) as (proxy, _):
         for who in (ACME, ZETA):
             assert (await proxy.post(chat("x"), headers=who | {"X-Session-ID": "s"})).status == 200
-        assert len(proxy.router.sessions) == 2
+        assert len(proxy.router.known.sessions) == 2
         async with proxy.http.post("/sessions/s/end") as response:
             assert response.status == 404
         async with proxy.http.post("/sessions/s/end?tenant=acme") as response:
             assert response.status == 200
-        assert len(proxy.router.sessions) == 1
+        assert len(proxy.router.known.sessions) == 1
 
 
 async def test_headers_that_steer_an_engine_stay_here(tmp_path: Path) -> None:
@@ -236,9 +237,9 @@ def test_no_tenants_prompt_moves_anothers() -> None:
     settings = Settings(instances="a:1", api_key="t0:k0,t1:k1", cache_salt_secret=SECRET)
     access = Access(settings)
     salts = [g.salt for g in access._by_digest.values()]
-    router = Router(RouterConfig(prefill_throughput=20000))
+    router = Router(FleetState(RouterConfig(prefill_throughput=20000)))
     for name in "abcd":
-        router.add(Instance(name, f"http://{name}:1"))
+        router.known.add(Instance(name, f"http://{name}:1"))
     estimator, rng = TokenEstimator(), random.Random(5)
     prompts = [words(200, f"p{i}-") for i in range(50)]
 
@@ -255,12 +256,12 @@ def test_no_tenants_prompt_moves_anothers() -> None:
         router.first_token(route, seen, 0.1)
         router.completed(route, seen)
         router.finish(route, 0.2)
-        assert max(router.reuse.hits(facts(0, prompt, "x")).values()) > 0
+        assert max(router.known.reuse.hits(facts(0, prompt, "x")).values()) > 0
     others = [facts(1, prompt, f"s{at}") for at, prompt in enumerate(prompts)]
     for _ in range(10_000):
         other = rng.choice(others)
-        assert not any(router.reuse.hits(other).values())
-        assert router.sessions.home(other.session_id, 0.3) is None
+        assert not any(router.known.reuse.hits(other).values())
+        assert router.known.sessions.home(other.session_id, 0.3) is None
 
 
 async def test_both_legs_of_an_offload_carry_the_salt(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.core.admission.queue import Priority, QueueLimits
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.routing.waiting import TRIAL_S, TRIALS
@@ -67,7 +68,7 @@ async def held(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[ServedProx
             assert (await first).status == 200
             await proxy.at_rest()
             assert proxy.metric("queued_requests") == 0
-            assert proxy.router.ledger.on_freed is None, "nobody waits, nothing is watched"
+            assert proxy.router.known.ledger.on_freed is None, "nobody waits, nothing is watched"
 
 
 async def queued(proxy: ServedProxy, count: int = 1) -> None:
@@ -105,7 +106,7 @@ async def test_a_turn_comes_when_the_instance_is_free(tmp_path: Path) -> None:
 async def test_the_end_of_a_cool_down_wakes(tmp_path: Path) -> None:
     """No event tells of it: the engine itself said for how long it is busy."""
     async with held(tmp_path, active_prefill_tokens_threshold=None) as (proxy, engine):
-        proxy.router.gate.mark_busy("i", proxy.server.state.clock.now_s() + 0.5)
+        proxy.router.known.gate.mark_busy("i", proxy.server.state.clock.now_s() + 0.5)
         engine.answer(2)
         assert (await proxy.post(chat("x"))).status == 200
         assert proxy.metric("queue_wait_seconds_count", end="admitted") == 1
@@ -116,9 +117,9 @@ async def test_a_cool_down_that_ends_during_a_look_is_seen_by_the_next(metrics: 
     readings = [100.0]
     clock = Clock()
     clock.now_s = lambda: readings.pop(0) if len(readings) > 1 else readings[0]
-    router = Router(RouterConfig(prefill_throughput=20_000))
-    router.add(Instance("i", "http://i"))
-    router.gate.mark_busy("i", 100.02)
+    router = Router(FleetState(RouterConfig(prefill_throughput=20_000)))
+    router.known.add(Instance("i", "http://i"))
+    router.known.gate.mark_busy("i", 100.02)
     room = WaitingRoom(router, clock, metrics, QueueLimits(8, 1000, WAIT_S), {})
     facts = RequestFacts("m", None, 100, [], 1.0)
     busy = room.admit(facts)
@@ -153,7 +154,7 @@ async def test_refusals_each_for_its_reason(tmp_path: Path) -> None:
         await queued(proxy)
         refused(await proxy.post(chat("full")), proxy, "queue_full")
         refused(await late, proxy, "queue_timeout")
-        proxy.router.gate.mark_busy("i", proxy.server.state.clock.now_s() + 50)
+        proxy.router.known.gate.mark_busy("i", proxy.server.state.clock.now_s() + 50)
         deadline = await proxy.post(chat("too late"))
         refused(deadline, proxy, "queue_deadline")
         assert deadline.headers["Retry-After"] == "30"
@@ -161,7 +162,7 @@ async def test_refusals_each_for_its_reason(tmp_path: Path) -> None:
         records = {record["error"]: record for record in await proxy.records(3)}
         assert records["queue_timeout"]["t_queued"] is not None
         assert records["queue_full"]["t_queued"] is records["queue_deadline"]["t_queued"] is None
-        proxy.router.fleet.process_came("i")
+        proxy.router.known.fleet.process_came("i")
 
 
 async def test_with_no_queue_a_refusal_is_immediate(tmp_path: Path) -> None:
@@ -268,8 +269,10 @@ def metrics() -> Metrics:
 
 async def test_a_turn_given_to_who_just_left_is_given_back(metrics: Metrics) -> None:
     """Both happen before the request runs again: its lease must not stay open."""
-    router = Router(RouterConfig(prefill_throughput=20_000, thresholds=Thresholds(None, 0, None)))
-    router.add(Instance("i", "http://i"))
+    router = Router(
+        FleetState(RouterConfig(prefill_throughput=20_000, thresholds=Thresholds(None, 0, None)))
+    )
+    router.known.add(Instance("i", "http://i"))
     room = WaitingRoom(router, Clock(), metrics, QueueLimits(8, 1000, 10.0), {})
     facts = RequestFacts("m", None, 100, [], 1.0)
     first, busy = room.admit(facts), room.admit(facts)
@@ -282,15 +285,15 @@ async def test_a_turn_given_to_who_just_left_is_given_back(metrics: Metrics) -> 
     asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(leaves))
 
     def leaves() -> None:
-        assert router.ledger.live == 1, "it has its turn"
+        assert router.known.ledger.live == 1, "it has its turn"
         assert not len(room.queue)
         waiting.cancel()
 
     router.finish(first, 0.0)
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert router.ledger.live == 0
-    assert router.ledger.on_freed is None
+    assert router.known.ledger.live == 0
+    assert router.known.ledger.on_freed is None
 
 
 async def test_after_an_engines_own_word_a_few_at_a_time(metrics: Metrics) -> None:
@@ -298,8 +301,8 @@ async def test_after_an_engines_own_word_a_few_at_a_time(metrics: Metrics) -> No
     now_s = 100.0
     clock = Clock()
     clock.now_s = lambda: now_s
-    router = Router(RouterConfig(prefill_throughput=20_000))
-    router.add(Instance("i", "http://i"))
+    router = Router(FleetState(RouterConfig(prefill_throughput=20_000)))
+    router.known.add(Instance("i", "http://i"))
     room = WaitingRoom(router, clock, metrics, QueueLimits(64, 10_000, 10.0), {})
     facts = RequestFacts("m", None, 100, [], 1.0)
 
@@ -312,7 +315,7 @@ async def test_after_an_engines_own_word_a_few_at_a_time(metrics: Metrics) -> No
         await asyncio.sleep(0)
         return before - len(room.queue)
 
-    router.gate.mark_busy("i", now_s + 1.0)
+    router.known.gate.mark_busy("i", now_s + 1.0)
     for _ in range(10 * TRIALS):
         busy = room.admit(facts)
         assert isinstance(busy, Reject)
@@ -321,12 +324,12 @@ async def test_after_an_engines_own_word_a_few_at_a_time(metrics: Metrics) -> No
     assert await after(0.5 + TRIAL_S) == TRIALS
     assert await after(TRIAL_S / 2) == 0
     assert await after(TRIAL_S) == 2 * TRIALS
-    router.gate.mark_busy("i", now_s + 1.0)
+    router.known.gate.mark_busy("i", now_s + 1.0)
     assert await after(TRIAL_S) == 0
     assert await after(1.0 + TRIAL_S) == TRIALS
     room.close()
     assert not len(room.queue)
-    assert router.ledger.on_freed is None
+    assert router.known.ledger.on_freed is None
 
 
 async def test_invented_models_share_a_turn(metrics: Metrics) -> None:
@@ -334,27 +337,27 @@ async def test_invented_models_share_a_turn(metrics: Metrics) -> None:
     now_s = 100.0
     clock = Clock()
     clock.now_s = lambda: now_s
-    router = Router(RouterConfig(prefill_throughput=20_000))
-    router.add(Instance("i", "http://i"))
-    router.fleet.observe_models("i", ["m"])
-    router.gate.set("Own", Thresholds(active_prefill_tokens_threshold=10**6))
+    router = Router(FleetState(RouterConfig(prefill_throughput=20_000)))
+    router.known.add(Instance("i", "http://i"))
+    router.known.fleet.observe_models("i", ["m"])
+    router.known.gate.set("Own", Thresholds(active_prefill_tokens_threshold=10**6))
     room = WaitingRoom(router, clock, metrics, QueueLimits(640, 100_000, 10.0), {})
-    router.gate.mark_busy("i", now_s + 1.0)
+    router.known.gate.mark_busy("i", now_s + 1.0)
     models = [*(f"invented {n}" for n in range(100)), "m", "own", "OWN"]
     for model in models:
         facts = RequestFacts(model, None, 100, [], 1.0)
         busy = room.admit(facts)
         assert isinstance(busy, Reject)
         assert isinstance(room.enter(facts, busy, Priority.NORMAL, 10), Ticket)
-    lanes = [router.lane(model) for model in models]
+    lanes = [router.known.lane(model) for model in models]
     assert lanes == [*["unserved *"] * 100, "m", "unserved Own", "unserved Own"]
     assert all(map(room.queue.has, set(lanes)))
     now_s += 1.5
     room.look_again()
     await asyncio.sleep(0)
     assert len(room.queue) == 100 - TRIALS
-    router.gate.mark_busy("i", now_s + 1.0)
-    router.fleet.observe_models("i", ["m", "invented 99"])
+    router.known.gate.mark_busy("i", now_s + 1.0)
+    router.known.fleet.observe_models("i", ["m", "invented 99"])
     room.look_again()
     await asyncio.sleep(0)
     assert room.queue.has("invented 99"), "no more behind those that nobody serves"
@@ -370,10 +373,10 @@ async def test_who_comes_behind_the_waiting_holds_nobody_up(metrics: Metrics) ->
     now_s = 100.0
     clock = Clock()
     clock.now_s = lambda: now_s
-    router = Router(RouterConfig(prefill_throughput=20_000))
+    router = Router(FleetState(RouterConfig(prefill_throughput=20_000)))
     for name, models in (("i", ["m"]), ("j", ["n"])):
-        router.add(Instance(name, f"http://{name}"))
-        router.fleet.observe_models(name, models)
+        router.known.add(Instance(name, f"http://{name}"))
+        router.known.fleet.observe_models(name, models)
     room = WaitingRoom(router, clock, metrics, QueueLimits(640, 100_000, 10.0), {})
 
     def waits(model: str) -> bool:
@@ -383,9 +386,9 @@ async def test_who_comes_behind_the_waiting_holds_nobody_up(metrics: Metrics) ->
             room.enter(facts, busy, Priority.NORMAL, 10), Ticket
         )
 
-    router.gate.mark_busy("i", now_s + 1.0)
+    router.known.gate.mark_busy("i", now_s + 1.0)
     assert all(waits("m") for _ in range(50 * TRIALS))
-    router.gate.mark_busy("j", now_s + 0.5)
+    router.known.gate.mark_busy("j", now_s + 0.5)
     assert waits("n")
     now_s += 0.6
     room.look_again()
@@ -401,7 +404,7 @@ async def test_who_comes_behind_the_waiting_holds_nobody_up(metrics: Metrics) ->
         now_s += TRIAL_S
     assert left == [50 * TRIALS, 49 * TRIALS, 46 * TRIALS, 39 * TRIALS]
     # Another model's next one is refused again and again meanwhile, for a reason of its own.
-    router.gate.set("n", Thresholds(active_prefill_tokens_threshold=0))
+    router.known.gate.set("n", Thresholds(active_prefill_tokens_threshold=0))
     assert waits("n")
     for _ in range(9):
         room.look_again()

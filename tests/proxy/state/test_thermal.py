@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.evictions import NO_BANDWIDTH, NO_PLACE
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
@@ -52,8 +53,8 @@ class Scene:
         self.now_s = START_S
         clock = Clock()
         clock.now_s = lambda: self.now_s
-        self.router = Router(RouterConfig(prefill_throughput=20_000))
-        self.router.add(Instance("hot", "http://hot"))
+        self.router = Router(FleetState(RouterConfig(prefill_throughput=20_000)))
+        self.router.known.add(Instance("hot", "http://hot"))
         self.in_flight, self.metrics, gpus = InFlight(), Metrics(), GpuReadings()
         gpus.watch("hot", (), 0.0)
         gpus.observe("hot", [GpuReading("h:0", START_S, 90.0)], is_idle=False)
@@ -64,7 +65,7 @@ class Scene:
             control, self.router, self.in_flight, clock, self.metrics, gpus
         )
         self.requests = [self._streaming(f"r{at}", count) for at, count in enumerate(tokens)]
-        self.router.add(Instance("cool", "http://cool"))
+        self.router.known.add(Instance("cool", "http://cool"))
         self.now_s += 60.0
 
     def _streaming(self, request_id: str, tokens: int) -> Request:
@@ -98,7 +99,7 @@ async def test_an_order_moves_those_that_can_go_before_the_others() -> None:
     assert (result.previous_running, result.new_running) == (3, 1)
     assert result.evicted_request_ids == ["r2", "r0"]
     assert result.estimated_watts_saved == pytest.approx(6.4)
-    assert scene.router.heat.of("hot").cap == 1
+    assert scene.router.known.heat.of("hot").cap == 1
     assert scene.outcomes("largest_kv") == {"moved": 2, "aborted": 0, "skipped": 0}
 
 
@@ -106,7 +107,7 @@ async def test_the_cap_is_in_force_before_anyone_is_asked_to_leave() -> None:
     scene = Scene(500, 600)
     caps = []
     for request in scene.requests:
-        request.on_leave = lambda request_id: caps.append(scene.router.heat.of("hot").cap)
+        request.on_leave = lambda request_id: caps.append(scene.router.known.heat.of("hot").cap)
     scene.thermal.order(["hot"], BatchOrder(max_num_seqs=1, force_evict=1), dry_run=False)
     assert caps == [1]
 
@@ -125,12 +126,14 @@ async def test_who_cannot_go_is_ended_only_with_leave(may_abort: bool) -> None:
 async def test_a_plan_says_where_each_would_go_on() -> None:
     scene = Scene(500)
     for tokens in (10_000, 100_000) * 20:
-        scene.router.latency.observe_transfer("hot", "cool", tokens, 0.01 + tokens / 1e5)
+        scene.router.known.latency.observe_transfer("hot", "cool", tokens, 0.01 + tokens / 1e5)
     order = BatchOrder(force_evict=1)
     (row,) = scene.thermal.order(["hot"], order, dry_run=True).plan
     assert (row.target, row.skip_reason) == ("cool", None)
-    assert row.est_move_s == pytest.approx(scene.router.latency.transfer_s("hot", "cool", 510))
-    scene.router.remove("cool")
+    assert row.est_move_s == pytest.approx(
+        scene.router.known.latency.transfer_s("hot", "cool", 510)
+    )
+    scene.router.known.remove("cool")
     (row,) = scene.thermal.order(["hot"], order, dry_run=False).plan
     assert (row.target, row.est_move_s, row.skip_reason) == (None, None, NO_PLACE)
     assert not scene.moved
@@ -178,7 +181,7 @@ async def test_a_move_takes_half_of_a_learned_link() -> None:
     """Of 100,000 tokens (13 GB) per second."""
     scene = Scene(30_000, 30_000)
     for tokens in (10_000, 100_000) * 20:
-        scene.router.latency.observe_transfer("hot", "cool", tokens, 0.01 + tokens / 1e5)
+        scene.router.known.latency.observe_transfer("hot", "cool", tokens, 0.01 + tokens / 1e5)
     decision = scene.thermal.order(["hot"], BatchOrder(force_evict=2), dry_run=False)
     assert sorted(row.skip_reason or "" for row in decision.plan) == ["", NO_BANDWIDTH]
     assert len(scene.moved) == 1
@@ -198,7 +201,7 @@ async def test_who_brought_nothing_for_longest_leaves_first() -> None:
 async def test_what_an_instance_computes_is_told_to_its_controller() -> None:
     scene = Scene(500)
     scene.thermal.waiting = lambda: 7
-    scene.router.remove("cool")
+    scene.router.known.remove("cool")
     scene.thermal.tick()
     facts = RequestFacts("m", None, 4000, [], 4000.0)
     route = scene.router.admit(facts, scene.now_s)

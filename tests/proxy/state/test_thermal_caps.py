@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import FleetControl
 from proxy.core.thermal.readings import COOL, HeatLimits, InstanceWork
@@ -45,22 +46,22 @@ class Kept:
         return self.engines.bodies[-1:] == last
 
     def limit(self, cap: int | None) -> None:
-        self.router.limit_heat("gpu-1", COOL if cap is None else HeatLimits(cap=cap))
+        self.router.known.limit_heat("gpu-1", COOL if cap is None else HeatLimits(cap=cap))
 
 
 @asynccontextmanager
 async def kept(*, has_plugin: bool = True) -> AsyncIterator[Kept]:
     engines = ThermalEngines(TOKEN)
     async with serving(engines.handle) as url:
-        router, policy = Router(RouterConfig(prefill_throughput=20_000)), Scripted()
+        router, policy = Router(FleetState(RouterConfig(prefill_throughput=20_000))), Scripted()
         instance = Instance("gpu-1", url, None, has_plugin)
-        router.add(instance)
+        router.known.add(instance)
         one = Kept(router, policy, engines)
         control = FleetControl(lambda own: policy)
         control.tick("gpu-1", (), InstanceWork(), 0.0)
         upstream = Upstream(instance, 1.0)
         plugins = ThermalPlugins(lambda name: upstream, one.auth)
-        one.caps = EngineCaps(plugins, router, control, Clock())
+        one.caps = EngineCaps(plugins, router.known, control, Clock())
         task = asyncio.create_task(one.caps.run())
         try:
             yield one

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.core.admission.queue import QueueLimits
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.routing.router import Router
 from proxy.core.thermal.readings import HeatLimits
@@ -34,13 +35,15 @@ def _options(engines: int = 2, **values: Any) -> VirtualOptions:
 
 
 def _router(policy: str = "never", **values: Any) -> Router:
-    return Router(RouterConfig(prefill_throughput=20_000, offload_policy=policy, **values))
+    return Router(
+        FleetState(RouterConfig(prefill_throughput=20_000, offload_policy=policy, **values))
+    )
 
 
 def _run(planned: list[Planned], router: Router, options: VirtualOptions) -> VirtualRun:
     run = simulate(planned, router, options)
     assert run.drift == 0
-    assert router.ledger.live == 0
+    assert router.known.ledger.live == 0
     return run
 
 
@@ -77,7 +80,7 @@ def _split(scene: PlacementView) -> Choice:
 
 
 def _splitting() -> Router:
-    return Router(RouterConfig(prefill_throughput=20_000), decide=_split)
+    return Router(FleetState(RouterConfig(prefill_throughput=20_000)), decide=_split)
 
 
 def test_an_offload_prefills_on_p_and_moves_the_kv_to_d() -> None:
@@ -132,7 +135,7 @@ def test_a_late_p_is_hedged(
     slow = replace(ENGINE, step=replace(step, a1=step.a1 * slower, a4=step.a4 * slower))
     config = RouterConfig(prefill_throughput=1 / step.a1, hedge=hedge)
     options = VirtualOptions((ENGINE, slow), BLOCK)
-    row = _run([_planned("a", 40)], Router(config, decide=_split), options).rows[0]
+    row = _run([_planned("a", 40)], Router(FleetState(config), decide=_split), options).rows[0]
     assert (row.outcome, row.hedge, row.fallback) == ("ok", winner, fallback)
     assert (row.external_tokens > 0) == (fallback is None)
 
@@ -141,7 +144,7 @@ def test_one_that_is_late_is_tried_elsewhere_once() -> None:
     """An engine that has slowed down without a sign: the first token limit sends its request on."""
     step = ENGINE.step
     slow = replace(ENGINE, step=replace(step, a1=step.a1 * 50, a4=step.a4 * 50))
-    router = Router(RouterConfig(prefill_throughput=1 / step.a1), decide=_first)
+    router = Router(FleetState(RouterConfig(prefill_throughput=1 / step.a1)), decide=_first)
     row = _run([_planned("a", 40)], router, VirtualOptions((slow, ENGINE), BLOCK)).rows[0]
     assert (row.outcome, row.decode, row.retries) == ("ok", "e1", 1)
 
@@ -224,7 +227,7 @@ def test_observers_hear_of_a_client_that_left() -> None:
 def test_the_router_hears_how_much_kv_there_is() -> None:
     router = _router()
     simulate([_planned("a", 40)], router, _options(1))
-    assert router.gate.kv_tokens("e0") == 1000 * BLOCK
+    assert router.known.gate.kv_tokens("e0") == 1000 * BLOCK
 
 
 def test_equal_runs_give_equal_rows() -> None:
@@ -243,7 +246,7 @@ def test_a_run_can_be_cut() -> None:
 def test_engines_without_gauges_leave_the_size_of_their_kv_unknown() -> None:
     router = _router()
     run = _run([_planned("a", 40)], router, _options(1, reports_kv=False))
-    assert router.gate.kv_tokens("e0") is None
+    assert router.known.gate.kv_tokens("e0") is None
     assert run.rows[0].outcome == "ok"
 
 
@@ -284,7 +287,7 @@ class _LooseLimits:
     def on_finish(self, *args: object) -> None:
         del args
         for name in ("e0", "e1"):
-            self._router.limit_heat(name, HeatLimits(cap=10**6))
+            self._router.known.limit_heat(name, HeatLimits(cap=10**6))
 
 
 @pytest.mark.parametrize("policy", ["cost", "seed-heuristic"])
@@ -297,5 +300,5 @@ def test_limits_that_limit_nothing_change_no_row(policy: str) -> None:
     off, limited = _router(policy), _router(policy)
     rows = simulate(planned, off, _options()).rows
     assert simulate(planned, limited, _options(), [_LooseLimits(limited)]).rows == rows
-    assert off.heat.is_cool
-    assert not limited.heat.is_cool
+    assert off.known.heat.is_cool
+    assert not limited.known.heat.is_cool

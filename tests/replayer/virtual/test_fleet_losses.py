@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import RouterConfig
@@ -43,12 +44,12 @@ def run(
     limit: int = 0,
     policy: str = "cost",
 ) -> VirtualRun:
-    router = Router(RouterConfig(prefill_throughput=20_000, offload_policy=policy))
+    router = Router(FleetState(RouterConfig(prefill_throughput=20_000, offload_policy=policy)))
     options = VirtualOptions(
         (ENGINE,) * ENGINES, BLOCK, losses=losses, migration_limit=limit, transfer_timeout_s=5.0
     )
     found = simulate(planned, router, options)
-    assert (found.drift, router.ledger.live) == (0, 0)
+    assert (found.drift, router.known.ledger.live) == (0, 0)
     assert len(found.rows) == len(planned)
     return found
 

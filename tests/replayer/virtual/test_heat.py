@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from proxy.core.thermal.controller import Controller
 from proxy.core.thermal.fleet_control import FleetControl
@@ -45,12 +46,12 @@ def run(
     limit: int = 0,
     losses: tuple[Loss, ...] = (),
 ) -> tuple[list[VirtualRow], list[HeatRow]]:
-    router = Router(RouterConfig(prefill_throughput=20_000, offload_policy=policy))
+    router = Router(FleetState(RouterConfig(prefill_throughput=20_000, offload_policy=policy)))
     options = VirtualOptions((ENGINE,) * 2, BLOCK, migration_limit=limit, losses=losses, heat=heat)
     fleet = VirtualFleet(planned, router, options)
     found = fleet.run()
     assert found.drift == 0
-    assert router.ledger.live == 0
+    assert router.known.ledger.live == 0
     return found.rows, fleet.heat_rows
 
 

@@ -2,6 +2,7 @@
 
 from proxy.core.accounts.instances import InstanceState, InstanceStates
 from proxy.core.fleet.health import CONNECTS, RISE
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, Load, RequestFacts, RouterConfig
@@ -59,63 +60,63 @@ def test_a_state_is_dropped_once() -> None:
 
 def test_one_that_is_gone_is_charged_until_its_requests_have_ended() -> None:
     """A server that stops closes its port first and finishes its streams behind it."""
-    router = Router(RouterConfig(prefill_throughput=20_000.0))
-    router.add(Instance("i", "http://i"))
+    router = Router(FleetState(RouterConfig(prefill_throughput=20_000.0)))
+    router.known.add(Instance("i", "http://i"))
     facts = RequestFacts("m", "s", 1000, [], 64.0)
     route = router.admit(facts, 0.0)
     assert isinstance(route, Route)
     router.first_token(route, facts, 1.0)
     for at_s in range(CONNECTS):
-        router.events.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
-    member = router.fleet.get("i")
+        router.known.events.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
+    member = router.known.fleet.get("i")
     assert member is not None
     assert member.health.is_gone
-    assert not router.ledger.load("i").is_idle, "a drain waits for it"
-    assert router.ledger.drift() == 0
+    assert not router.known.ledger.load("i").is_idle, "a drain waits for it"
+    assert router.known.ledger.drift() == 0
     router.finish(route, 10.0)
-    assert router.ledger.load("i").is_idle
+    assert router.known.ledger.load("i").is_idle
 
 
 def test_one_that_returns_has_counters_of_its_own() -> None:
-    router = Router(RouterConfig(prefill_throughput=20_000.0))
-    router.add(Instance("i", "http://i"))
+    router = Router(FleetState(RouterConfig(prefill_throughput=20_000.0)))
+    router.known.add(Instance("i", "http://i"))
     facts = RequestFacts("m", "s", 1000, [], 64.0)
     route = router.admit(facts, 0.0)
     assert isinstance(route, Route)
     for at_s in range(CONNECTS):
-        router.events.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
+        router.known.events.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
     for at_s in range(RISE):
-        router.events.probe_answered("i", 100.0 + at_s)
-    assert router.ledger.load("i").is_idle
+        router.known.events.probe_answered("i", 100.0 + at_s)
+    assert router.known.ledger.load("i").is_idle
     router.finish(route, 110.0)
-    assert router.ledger.load("i").is_idle
-    assert router.ledger.drift() == 0
+    assert router.known.ledger.load("i").is_idle
+    assert router.known.ledger.drift() == 0
 
 
 def test_what_is_written_where_nobody_listens_reaches_no_process() -> None:
     """A request that still runs there, and one that is placed again there, leave nothing."""
-    router = Router(RouterConfig(prefill_throughput=20_000.0))
-    router.add(Instance("i", "http://i"))
-    router.events.probe_answered("i", 0.0)
+    router = Router(FleetState(RouterConfig(prefill_throughput=20_000.0)))
+    router.known.add(Instance("i", "http://i"))
+    router.known.events.probe_answered("i", 0.0)
     facts = RequestFacts("m", "s", 10_000, list(range(10)), 1000.0)
     routes = [router.admit(facts, 0.0) for _ in range(2)]
-    held = router.latency.of("i")
+    held = router.known.latency.of("i")
     for at_s in range(CONNECTS):
-        router.events.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
+        router.known.events.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
     for route in routes:
         assert isinstance(route, Route)
         router.fall_back(route, facts, Fallback.D_FAILED, 9.0)
         router.first_token(route, facts, 10.0)
         router.completed(route, facts, 0.5)
         router.finish(route, 11.0, 100)
-    assert router.sessions.home("s", 11.0) is None
+    assert router.known.sessions.home("s", 11.0) is None
     for at_s in range(RISE):
-        router.events.probe_answered("i", 100.0 + at_s)
-    state = router.fleet.states["i"]
+        router.known.events.probe_answered("i", 100.0 + at_s)
+    state = router.known.fleet.states["i"]
     assert (state.account.load(), state.cache.blocks, state.cache.sessions) == (Load(), 0, 0)
-    assert router.latency.of("i") is not held
-    assert not router.latency.of("i").pending
-    assert len(router.latency.of("i").ready) == 0
+    assert router.known.latency.of("i") is not held
+    assert not router.known.latency.of("i").pending
+    assert len(router.known.latency.of("i").ready) == 0
     assert state.released.count == 0
-    assert router.prefixes.total_blocks == 0
-    assert router.reuse.is_at_rest
+    assert router.known.prefixes.total_blocks == 0
+    assert router.known.reuse.is_at_rest

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from proxy.core.accounts.instances import InstanceStates
 from proxy.core.accounts.ledger import UnreleasedKv
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, RequestFacts, RouterConfig
@@ -33,9 +34,9 @@ def test_a_p_that_may_hold_too_many_is_left_alone_until_they_expire() -> None:
     config = RouterConfig(
         prefill_throughput=10_000, offload_policy="always", kv_pin_timeout_s=100.0
     )
-    router = Router(config)
+    router = Router(FleetState(config))
     for name in "dp":
-        router.add(Instance(name, f"http://{name}:1", f"http://{name}:2"))
+        router.known.add(Instance(name, f"http://{name}:1", f"http://{name}:2"))
 
     def place(now_s: float) -> Route:
         route = router.admit(RequestFacts("m", "s", 20_000, (), 300.0), now_s)
@@ -45,9 +46,9 @@ def test_a_p_that_may_hold_too_many_is_left_alone_until_they_expire() -> None:
     for i in range(16):
         route = place(float(i))
         assert route.prefill is not None
-        router.unreleased_kv.book(route.prefill.name, route.prompt_tokens, float(i))
+        router.known.unreleased_kv.book(route.prefill.name, route.prompt_tokens, float(i))
         router.fall_back(route, RequestFacts("m", "s", 1, (), 1.0), Fallback.TRANSFER_TIMEOUT, i)
         router.finish(route, float(i))
     assert place(16.0).prefill is None
     assert place(200.0).prefill is not None
-    assert router.ledger.drift() == 0
+    assert router.known.ledger.drift() == 0

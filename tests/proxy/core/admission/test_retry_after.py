@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
 from proxy.core.admission.retry_after import PROMISES, RetryAdvice, milliseconds
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from proxy.core.routing.waiting import Waiting
 from proxy.core.types import Instance, Reject, RejectReason, RequestFacts, RouterConfig, Thresholds
@@ -121,8 +122,8 @@ def test_promises_are_bounded() -> None:
 def test_a_wait_queue_knows_a_retry_by_session_and_prompt() -> None:
     """Through the proxy's own admission: one that obeys is counted, others are forgotten."""
     limits = Thresholds(active_prefill_tokens_threshold=0)
-    router = Router(RouterConfig(prefill_throughput=1000.0, thresholds=limits))
-    router.add(Instance("i", "http://i"))
+    router = Router(FleetState(RouterConfig(prefill_throughput=1000.0, thresholds=limits)))
+    router.known.add(Instance("i", "http://i"))
     waiting = Waiting(router, QueueLimits(0, 0, 1.0))
 
     def asks(session: str, now_s: float) -> Reject | None:

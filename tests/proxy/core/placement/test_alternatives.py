@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.alternatives import (
     COLOCATIONS_KEPT,
     OFFLOADS_KEPT,
@@ -20,9 +21,11 @@ from proxy.core.types import Candidate, Instance, Load, RequestFacts, RouterConf
 
 
 def router(n: int, policy: str, **options: Any) -> Router:
-    made = Router(RouterConfig(prefill_throughput=20_000, offload_policy=policy, **options))
+    made = Router(
+        FleetState(RouterConfig(prefill_throughput=20_000, offload_policy=policy, **options))
+    )
     for i in range(n):
-        made.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
+        made.known.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
     return made
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement import rules
 from proxy.core.placement.decision import Choice, Decide, PlacementView
 from proxy.core.placement.wrappers import MISTAKES, failing_open
@@ -27,9 +28,9 @@ def facts(session: str | None = None, tokens: int = 9000) -> RequestFacts:
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> Router:
     monkeypatch.setitem(rules.OFFLOAD_RULES, "threshold", broken)
-    made = Router(RouterConfig(prefill_throughput=20_000, offload_policy="threshold"))
+    made = Router(FleetState(RouterConfig(prefill_throughput=20_000, offload_policy="threshold")))
     for name in "abc":
-        made.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
+        made.known.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
     return made
 
 
@@ -46,7 +47,7 @@ def test_the_least_loaded_takes_it_alone(router: Router) -> None:
     assert all((route.mistake or "").startswith("ZeroDivisionError: ") for route in routes)
     for route in routes:
         router.finish(route, 1.0)
-    assert router.ledger.live == 0 == router.ledger.drift()
+    assert router.known.ledger.live == 0 == router.known.ledger.drift()
 
 
 @pytest.mark.parametrize("kind", [*MISTAKES, KeyError, RecursionError, UnicodeError])
@@ -67,8 +68,8 @@ def test_what_is_not_of_its_making_passes(kind: type[BaseException]) -> None:
 
 
 def asked(decide: Decide) -> Route:
-    made = Router(RouterConfig(prefill_throughput=20_000), failing_open(decide))
-    made.add(Instance("a", "http://a", "http://a:8998"))
+    made = Router(FleetState(RouterConfig(prefill_throughput=20_000)), failing_open(decide))
+    made.known.add(Instance("a", "http://a", "http://a:8998"))
     route = admit(made)
     assert route.mistake is not None
     assert f"{Path(__file__).name}:" in route.mistake
@@ -81,5 +82,5 @@ def test_a_session_stays_at_home(router: Router) -> None:
 
 
 def test_also_after_a_reload(router: Router) -> None:
-    router.reconfigure(router.config)
+    router.reconfigure(router.known.config)
     assert admit(router).reason is Reason.POLICY_FAILED

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.decision import Choice, PlacementView
 from proxy.core.placement.policies import POLICIES
 from proxy.core.placement.wrappers import Shadow
@@ -24,9 +25,9 @@ def router(policy: str, shadow: str | None, n: int = 3) -> Router:
     config = RouterConfig(
         prefill_throughput=20_000, offload_policy=policy, shadow_policy=shadow, heavy_threshold=4000
     )
-    made = Router(config)
+    made = Router(FleetState(config))
     for i in range(n):
-        made.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
+        made.known.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
     return made
 
 
@@ -67,12 +68,12 @@ def lived(r: Router, plan: list[tuple[str, int, int]]) -> list[Any]:
     seen += [route.options.rows() for route, _ in live if route.options]
     for i in range(3):
         seen += [
-            r.ledger.load(f"i{i}"),
-            r.fleet.states.of(f"i{i}").cache.sessions,
-            r.fleet.states.of(f"i{i}").cache.blocks,
+            r.known.ledger.load(f"i{i}"),
+            r.known.fleet.states.of(f"i{i}").cache.sessions,
+            r.known.fleet.states.of(f"i{i}").cache.blocks,
         ]
-        seen += [r.latency.wait_s(f"i{i}", 0.0), r.latency.prefill_tps(f"i{i}")]
-    return [*seen, r.ledger.live, len(r.sessions)]
+        seen += [r.known.latency.wait_s(f"i{i}", 0.0), r.known.latency.prefill_tps(f"i{i}")]
+    return [*seen, r.known.ledger.live, len(r.known.sessions)]
 
 
 def vars_of(route: Route) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.evictions import (
     BYTES_PER_TOKEN,
     FLEET_BYTES_PER_S,
@@ -39,8 +40,8 @@ class Scene:
     """Streams on the hot one of some instances; `sizes`: their tokens."""
 
     def __init__(self, sizes: list[int], others: int = 1) -> None:
-        self.router = Router(RouterConfig(prefill_throughput=20_000))
-        self.router.add(Instance("hot", "http://hot"))
+        self.router = Router(FleetState(RouterConfig(prefill_throughput=20_000)))
+        self.router.known.add(Instance("hot", "http://hot"))
         self.policy = Scripted()
         self.control = FleetControl(lambda own: self.policy)
         self.evictions = Evictions(self.router, self.control)
@@ -51,7 +52,7 @@ class Scene:
             self.router.first_token(route, facts(tokens), 0.0)
             self.running.append(Running(Victim(f"r{at}", kv_tokens=tokens), facts(tokens), None))
         for number in range(others):
-            self.router.add(Instance(f"cool{number}", f"http://cool{number}"))
+            self.router.known.add(Instance(f"cool{number}", f"http://cool{number}"))
 
     def plan(self, wanted: Wanted = FORCED) -> list[tuple[str | None, str | None]]:
         rows = self.evictions.plan("hot", self.running, wanted, NOW_S)
@@ -65,7 +66,7 @@ def test_it_goes_where_the_next_of_its_prompts_would() -> None:
     ((target, why),) = scene.plan()
     assert target not in ("hot", placed.decode.name)
     assert why is None
-    assert scene.router.ledger.load(str(target)).running_requests == 0, "nothing is charged"
+    assert scene.router.known.ledger.load(str(target)).running_requests == 0, "nothing is charged"
 
 
 def test_without_another_instance_everybody_stays() -> None:
@@ -75,14 +76,14 @@ def test_without_another_instance_everybody_stays() -> None:
 def test_an_open_breaker_is_no_place() -> None:
     scene = Scene([900])
     for _ in range(3):
-        scene.router.events.probe_failed("cool0", "refused", NOW_S, is_refused=True)
+        scene.router.known.events.probe_failed("cool0", "refused", NOW_S, is_refused=True)
     assert scene.plan() == [(None, NO_PLACE)]
 
 
 def test_nobody_moves_for_a_wait_that_is_shorter() -> None:
     scene = Scene([900])
     assert scene.plan(FREE) == [("cool0", SHORT_WAIT)]
-    scene.router.limit_heat("hot", HeatLimits(cap=1))
+    scene.router.known.limit_heat("hot", HeatLimits(cap=1))
     assert scene.plan(FREE) == [("cool0", None)]
 
 
@@ -99,7 +100,7 @@ def test_what_cannot_move_stays_or_is_ended() -> None:
 def test_control_asks_for_a_tenth_in_a_minute_and_an_emergency_for_all() -> None:
     scene = Scene([500] * 30)
     scene.policy.limits, scene.policy.state = HeatLimits(cap=1, evict=30), "THROTTLE"
-    scene.router.limit_heat("hot", scene.policy.limits)
+    scene.router.known.limit_heat("hot", scene.policy.limits)
     limits = scene.control.tick("hot", (), InstanceWork(30, 15_000, 0.0, 0), NOW_S)
     assert scene.evictions.wanted("hot", limits, NOW_S) == Wanted(3, None, is_forced=False)
     rows = scene.evictions.plan("hot", scene.running, Wanted(3, None, is_forced=False), NOW_S)

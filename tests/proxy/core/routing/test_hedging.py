@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.core.accounts.engine_reports import EngineKv
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import (
@@ -25,9 +26,11 @@ FACTS = RequestFacts("m", "s", 20_000, list(range(20)), 1000.0)
 
 
 def router(n: int = 2, **options: Any) -> Router:
-    made = Router(RouterConfig(prefill_throughput=20_000, offload_policy="always", **options))
+    made = Router(
+        FleetState(RouterConfig(prefill_throughput=20_000, offload_policy="always", **options))
+    )
     for i in range(n):
-        made.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
+        made.known.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
     return made
 
 
@@ -44,20 +47,22 @@ def other(number: int) -> RequestFacts:
 
 def loads(r: Router, route: Route) -> tuple[Load, Load]:
     assert route.prefill is not None
-    return r.ledger.load(route.prefill.name), r.ledger.load(route.decode.name)
+    return r.known.ledger.load(route.prefill.name), r.known.ledger.load(route.decode.name)
 
 
 def at_rest(r: Router) -> bool:
-    names = [m.instance.name for m in r.fleet.members()]
-    idle = all(r.ledger.load(n) == Load() and r.latency.wait_s(n, 9.0) == 0 for n in names)
-    return idle and r.reuse.is_at_rest and r.hedges.live == 0 and r.ledger.drift() == 0
+    names = [m.instance.name for m in r.known.fleet.members()]
+    idle = all(
+        r.known.ledger.load(n) == Load() and r.known.latency.wait_s(n, 9.0) == 0 for n in names
+    )
+    return idle and r.known.reuse.is_at_rest and r.hedges.live == 0 and r.known.ledger.drift() == 0
 
 
 def test_late_is_past_the_bound_of_the_prediction() -> None:
     r = router()
     route = offloaded(r)
     assert route.prefill is not None
-    bound_s = r.latency.prefill_bound_s(route.prefill.name, route.predicted_prefill_s)
+    bound_s = r.known.latency.prefill_bound_s(route.prefill.name, route.predicted_prefill_s)
     assert r.hedges.due_s(route) == bound_s > route.predicted_prefill_s >= 1.0
 
 
@@ -76,9 +81,9 @@ def test_both_are_charged_while_both_compute() -> None:
     assert r.hedges.start(route, FACTS, 2.0)
     for load in loads(r, route):
         assert (load.prefill_tokens, load.inbound_tokens) == (20_000, 0)
-    alone_s = r.latency.prefill_s(route.decode.name, 20_000, 0, 0, 0)
-    way_s = r.latency.way_s(20_000)
-    assert r.latency.wait_s(route.decode.name, 2.0) == pytest.approx(way_s + alone_s)
+    alone_s = r.known.latency.prefill_s(route.decode.name, 20_000, 0, 0, 0)
+    way_s = r.known.latency.way_s(20_000)
+    assert r.known.latency.wait_s(route.decode.name, 2.0) == pytest.approx(way_s + alone_s)
     assert not r.hedges.start(route, FACTS, 2.0)
     r.finish(route, 3.0)
     assert at_rest(r)
@@ -91,7 +96,7 @@ def test_p_wins() -> None:
     r.prefill_done(route, FACTS, 2.5)
     p, d = loads(r, route)
     assert (p.pinned_tokens, d.inbound_tokens, d.prefill_tokens) == (20_000, 20_000, 0)
-    assert r.latency.wait_s(route.decode.name, 2.5) == 0.0
+    assert r.known.latency.wait_s(route.decode.name, 2.5) == 0.0
     r.first_token(route, FACTS, 2.7)
     assert route.route_class is RouteClass.HEAVY_P2P
     r.finish(route, 3.0)
@@ -105,13 +110,13 @@ def test_d_goes_on_alone(why: Fallback) -> None:
     route = offloaded(r)
     name = route.decode.name
     r.hedges.start(route, FACTS, 2.0)
-    hedged_s = r.latency.wait_s(name, 2.0)
+    hedged_s = r.known.latency.wait_s(name, 2.0)
     r.fall_back(route, FACTS, why, 2.4)
     assert (route.prefill, route.fallback, route.reason) == (None, why, Reason.PREFILL_FAILED)
-    assert r.latency.wait_s(name, 2.4) == pytest.approx(hedged_s - 0.4)
+    assert r.known.latency.wait_s(name, 2.4) == pytest.approx(hedged_s - 0.4)
     assert route.reserved_s == 2.0
-    assert r.ledger.load(name).prefill_tokens == 20_000
-    assert sum(r.ledger.load(f"i{i}").ongoing_tokens for i in range(2)) == 20_000
+    assert r.known.ledger.load(name).prefill_tokens == 20_000
+    assert sum(r.known.ledger.load(f"i{i}").ongoing_tokens for i in range(2)) == 20_000
     r.first_token(route, FACTS, 3.0)
     r.completed(route, FACTS, 0.0)
     r.finish(route, 4.0)
@@ -146,10 +151,10 @@ def test_not_once_p_has_answered_nor_on_a_dead_d() -> None:
     r = router()
     route = offloaded(r)
     for _ in range(2):
-        r.events.probe_failed(route.decode.name, "x", 0.0, is_refused=True)
+        r.known.events.probe_failed(route.decode.name, "x", 0.0, is_refused=True)
     assert not r.hedges.start(route, FACTS, 2.0)
     for _ in range(2):
-        r.events.probe_answered(route.decode.name, 0.0)
+        r.known.events.probe_answered(route.decode.name, 0.0)
     r.prefill_done(route, FACTS, 1.0)
     assert not r.hedges.start(route, FACTS, 2.0)
 
@@ -170,7 +175,7 @@ def test_what_d_took_is_learned_from_when_it_began(why: Fallback) -> None:
         r.first_token(route, facts, now_s + 1.0 + work_s)
         r.finish(route, now_s + 10.0)
     for name in ("i0", "i1"):
-        assert r.latency.prefill_s(name, 20_000, 0, 0, 0) == pytest.approx(work_s, rel=0.15)
+        assert r.known.latency.prefill_s(name, 20_000, 0, 0, 0) == pytest.approx(work_s, rel=0.15)
 
 
 @pytest.mark.parametrize("is_hedged", [False, True])
@@ -178,13 +183,13 @@ def test_its_own_kv_is_not_in_its_way(is_hedged: bool) -> None:
     """D expected the prompt from P: that it now computes it there needs no more room."""
     r = router()
     for i in range(2):
-        r.gate.observe_engine(f"i{i}", EngineKv(30_000, 0.0), 0.0)
+        r.known.gate.observe_engine(f"i{i}", EngineKv(30_000, 0.0), 0.0)
     route = offloaded(r)
     if is_hedged:
         assert r.hedges.start(route, FACTS, 0.0)
     r.fall_back(route, FACTS, Fallback.P_REFUSED, 0.0)
     assert not route.waited_for_room
-    work_s = r.latency.prefill_s(route.decode.name, 20_000, 0, 0, 0)
-    assert route.predicted_prefill_s == pytest.approx(r.latency.way_s(20_000) + work_s)
+    work_s = r.known.latency.prefill_s(route.decode.name, 20_000, 0, 0, 0)
+    assert route.predicted_prefill_s == pytest.approx(r.known.latency.way_s(20_000) + work_s)
     r.finish(route, 1.0)
     assert at_rest(r)

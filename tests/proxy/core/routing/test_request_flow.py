@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from proxy.core.fleet.health import DOUBT_KINDS, FAULTS
 from proxy.core.fleet.hollow import REFUSALS
 from proxy.core.fleet.retries import Budget
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.routing.actions import (
     Action,
@@ -89,11 +90,11 @@ class Driver:
             return chosen(view, d, p, Reason.P_IDLE_D_BUSY, placed=True)
 
         self.router = Router(
-            RouterConfig(prefill_throughput=20_000.0, kv_connector=kv_connector), choose
+            FleetState(RouterConfig(prefill_throughput=20_000.0, kv_connector=kv_connector)), choose
         )
         for name in names:
-            self.router.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
-            self.router.events.probe_answered(name, 0.0)
+            self.router.known.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
+            self.router.known.events.probe_answered(name, 0.0)
         self.budget = Budget()
         self.facts = RequestFacts("m", "s", PROMPT_TOKENS, [], 64.0)
         route = self.router.admit(self.facts, 0.0)
@@ -108,11 +109,14 @@ class Driver:
 
     def unreleased(self, name: str, now_s: float) -> int:
         """Tokens that may still be pinned on an instance."""
-        return self.router.unreleased_kv.on(name, now_s)[1]
+        return self.router.known.unreleased_kv.on(name, now_s)[1]
 
     def has_nothing_left(self) -> bool:
-        loads = [self.router.ledger.load(m.instance.name) for m in self.router.fleet.members()]
-        return self.router.ledger.live == 0 and all(load.is_idle for load in loads)
+        loads = [
+            self.router.known.ledger.load(m.instance.name)
+            for m in self.router.known.fleet.members()
+        ]
+        return self.router.known.ledger.live == 0 and all(load.is_idle for load in loads)
 
 
 def _words(action: Action) -> str:
@@ -281,9 +285,9 @@ def test_busy_is_left_alone_and_is_no_failure() -> None:
     it.flow.begin(0.0)
     told = it.told(it.flow.decode_failed(LegFailure(FailureKind.BUSY, "", 5.0), 1.0, 0.5))
     assert told == ["retried after busy", "decode on b again"]
-    assert it.router.busy("a", "m", 1.0) is None, "it may be the request's own fault"
+    assert it.router.known.busy("a", "m", 1.0) is None, "it may be the request's own fault"
     it.flow.decode_answered(1.0)
-    busy = it.router.busy("a", "m", 1.0)
+    busy = it.router.known.busy("a", "m", 1.0)
     assert busy is not None
     assert busy.free_in_s == 5.0
 
@@ -390,7 +394,7 @@ def test_what_it_has_seen_before_it_waited_counts() -> None:
     failing(again, dict.fromkeys("ab", failed), 20.0)
     assert again.is_poison
     again.end(23.0)
-    doubts = {m.instance.name: m.health.unjudged.count for m in it.router.fleet.members()}
+    doubts = {m.instance.name: m.health.unjudged.count for m in it.router.known.fleet.members()}
     assert doubts == {"a": 1, "b": 1}, "each once for one request"
     assert it.has_nothing_left()
 
@@ -403,17 +407,17 @@ def test_what_breaks_after_the_first_byte_counts_for_two_clients(kind: FailureKi
     it.flow.decode_answered(0.5)
     failed = LegFailure(kind, "x", status=500)
     it.flow.failed("a", failed, 1.0, has_begun=True)
-    assert not it.router.fleet.recently_failed()
-    assert it.router.fleet.doubted() == {"a"}
-    assert not it.router.fleet.failing("another"), "others' repetitions may go there"
+    assert not it.router.known.fleet.recently_failed()
+    assert it.router.known.fleet.doubted() == {"a"}
+    assert not it.router.known.fleet.failing("another"), "others' repetitions may go there"
     for _ in range(FAULTS):
         again = RequestFlow(it.router, it.budget, it.facts, it.flow.route, CAPS, 1.0, streams=True)
         again.failed("a", failed, 1.0, has_begun=True)
-    assert not it.router.fleet.recently_failed(), "the same client's"
+    assert not it.router.known.fleet.recently_failed(), "the same client's"
     facts = RequestFacts("m", "other", 100, [], 64.0)
     other = RequestFlow(it.router, it.budget, facts, it.flow.route, CAPS, 1.0, streams=True)
     other.failed("a", failed, 1.0, has_begun=True)
-    assert it.router.fleet.recently_failed() == {"a"}
+    assert it.router.known.fleet.recently_failed() == {"a"}
 
 
 @pytest.mark.parametrize("kind", sorted(DOUBT_KINDS))
@@ -423,10 +427,10 @@ def test_what_a_request_may_cause_counts_once_another_has_served_it(kind: Failur
     failed = LegFailure(kind, "x", status=500)
     told = it.told(it.flow.decode_failed(failed, 1.0, 0.5))
     assert told == ["a failed", f"retried after {kind}", "decode on b again"]
-    assert not it.router.fleet.recently_failed()
+    assert not it.router.known.fleet.recently_failed()
     assert it.told(it.flow.decode_answered(2.0)) == ["a failed"]
-    assert it.router.fleet.doubted() == {"a"}
-    assert not it.router.fleet.recently_failed(), "one client's request has failed"
+    assert it.router.known.fleet.doubted() == {"a"}
+    assert not it.router.known.fleet.recently_failed(), "one client's request has failed"
 
 
 def test_what_failed_one_client_keeps_it_away_until_it_is_served() -> None:
@@ -434,9 +438,9 @@ def test_what_failed_one_client_keeps_it_away_until_it_is_served() -> None:
     it.flow.end(0.0)
     for i in range(2):
         _judged(it, it.facts, 1.0 + i)
-    members = it.router.fleet.members()
-    assert it.router.fleet.doubts(members, it.facts.asker, 2.0) == [0.5, 0.0]
-    assert it.router.fleet.doubts(members, "another", 2.0) == [0.0, 0.0]
+    members = it.router.known.fleet.members()
+    assert it.router.known.fleet.doubts(members, it.facts.asker, 2.0) == [0.5, 0.0]
+    assert it.router.known.fleet.doubts(members, "another", 2.0) == [0.0, 0.0]
     route = it.router.admit(it.facts, 3.0)
     assert isinstance(route, Route)
     flow = RequestFlow(it.router, it.budget, it.facts, route, CAPS, 3.0, streams=True)
@@ -444,16 +448,16 @@ def test_what_failed_one_client_keeps_it_away_until_it_is_served() -> None:
     flow.decode_answered(3.0)
     flow.completed(None)
     flow.end(3.0)
-    assert it.router.fleet.doubts(members, it.facts.asker, 3.0) == [0.0, 0.0]
+    assert it.router.known.fleet.doubts(members, it.facts.asker, 3.0) == [0.0, 0.0]
 
 
 def test_two_clients_requests_open_the_breaker_without_a_trial() -> None:
     it = Driver("a", "b")
     it.flow.end(0.0)
     for i in range(FAULTS):
-        assert not it.router.fleet.open()
+        assert not it.router.known.fleet.open()
         _judged(it, RequestFacts("m", f"s{i}", PROMPT_TOKENS, [], 64.0), 1.0)
-    assert it.router.fleet.open() == {"a"}
+    assert it.router.known.fleet.open() == {"a"}
 
 
 def _judged(it: Driver, facts: RequestFacts, now_s: float) -> None:
@@ -478,8 +482,8 @@ def test_one_clients_requests_alone_open_no_breaker() -> None:
         flow = RequestFlow(it.router, it.budget, it.facts, route, CAPS, 1.0, streams=True)
         failing(flow, dict.fromkeys("abc", LegFailure(kind, "x", status=500)), 1.0)
         flow.end(1.0)
-    assert not it.router.fleet.open()
-    assert it.router.fleet.doubted(), "a trial decides"
+    assert not it.router.known.fleet.open()
+    assert it.router.known.fleet.doubted(), "a trial decides"
     assert it.has_nothing_left()
 
 
@@ -535,7 +539,7 @@ def test_nobody_who_listens_counts_at_once() -> None:
     it = Driver("a", "b")
     it.flow.begin(0.0)
     it.flow.decode_failed(LegFailure(FailureKind.CONNECT, "refused"), 1.0, 0.5)
-    assert it.router.fleet.recently_failed() == {"a"}
+    assert it.router.known.fleet.recently_failed() == {"a"}
 
 
 def test_only_a_busy_answer_lets_a_request_wait() -> None:
@@ -548,7 +552,9 @@ def test_only_a_busy_answer_lets_a_request_wait() -> None:
 def test_the_budget_is_used_up() -> None:
     it = Driver("a", "b")
     it.flow.begin(0.0)
-    it.router.events.failed("b", FailureKind.RESET, "lost", 0.5)  # so the retry is not a free one
+    it.router.known.events.failed(
+        "b", FailureKind.RESET, "lost", 0.5
+    )  # so the retry is not a free one
     while it.budget.take():
         pass
     told = it.told(it.flow.decode_failed(LOST, 1.0, 0.5))
@@ -567,7 +573,7 @@ def test_a_redirection_is_nobodys_fault_and_not_repeated() -> None:
     it.flow.begin(0.0)
     moved = LegFailure(FailureKind.REDIRECT)
     assert it.told(it.flow.decode_failed(moved, 1.0, 0.5)) == ["a failed", "give up"]
-    assert not it.router.fleet.recently_failed()
+    assert not it.router.known.fleet.recently_failed()
 
 
 BOOM = LegFailure(FailureKind.SERVER_ERROR, "status 500", status=500)
@@ -578,9 +584,9 @@ def test_a_server_error_counts_once_another_instance_has_served_the_request() ->
     it.flow.begin(0.0)
     told = it.told(it.flow.decode_failed(BOOM, 1.0, 0.5))
     assert told == ["a failed", "retried after server_error", "decode on b again"]
-    assert not it.router.fleet.has_failed_lately("a"), "the request may be the cause"
+    assert not it.router.known.fleet.has_failed_lately("a"), "the request may be the cause"
     assert it.told(it.flow.decode_answered(2.0)) == ["a failed"]
-    assert it.router.fleet.doubted() == {"a"}
+    assert it.router.known.fleet.doubted() == {"a"}
 
 
 def test_a_server_error_does_not_count_where_another_says_that_the_client_is_wrong() -> None:
@@ -588,7 +594,7 @@ def test_a_server_error_does_not_count_where_another_says_that_the_client_is_wro
     it.flow.begin(0.0)
     it.flow.decode_failed(BOOM, 1.0, 0.5)
     assert it.told(it.flow.decode_answered(2.0, is_served=False)) == []
-    assert not it.router.fleet.recently_failed()
+    assert not it.router.known.fleet.recently_failed()
 
 
 def test_the_same_server_error_twice_is_the_requests_own_fault() -> None:
@@ -597,7 +603,7 @@ def test_the_same_server_error_twice_is_the_requests_own_fault() -> None:
     it.flow.decode_failed(BOOM, 1.0, 0.5)
     assert it.told(it.flow.decode_failed(BOOM, 2.0, 0.5)) == ["b failed", "give up"]
     assert it.flow.is_poison
-    assert not it.router.fleet.recently_failed()
+    assert not it.router.known.fleet.recently_failed()
     it.flow.end(2.0)
     assert it.has_nothing_left()
     assert it.budget.in_flight == 0
@@ -613,9 +619,9 @@ def test_a_hollow_answer_counts_once_another_instance_has_served_the_request() -
     assert it.flow.asks_about(EMPTY, 1.0)
     told = it.told(it.flow.decode_failed(EMPTY, 1.0, 0.5))
     assert told == ["a failed", "retried after hollow", "decode on b again"]
-    assert not it.router.fleet.has_failed_lately("a"), "the request may be the cause"
+    assert not it.router.known.fleet.has_failed_lately("a"), "the request may be the cause"
     assert it.told(it.flow.decode_answered(2.0)) == ["a failed"]
-    assert it.router.fleet.doubted() == {"a"}
+    assert it.router.known.fleet.doubted() == {"a"}
     it.flow.end(3.0)
     assert it.has_nothing_left()
 
@@ -628,14 +634,14 @@ def test_a_hollow_answer_that_another_gives_too_is_the_requests_own_fault() -> N
     assert it.told(it.flow.decode_answered(2.0, is_served=False)) == []
     assert not it.flow.failed("b", EMPTY, 3.0, has_begun=True), "not at its end either"
     it.flow.completed(None)
-    assert not it.router.fleet.doubted()
+    assert not it.router.known.fleet.doubted()
 
 
 def test_a_refusal_is_asked_about_after_some_in_a_row() -> None:
     it = Driver("a", "b")
     asked = [it.flow.asks_about(REFUSED, 1.0) for _ in range(REFUSALS + 1)]
     assert asked == [False] * REFUSALS + [True]
-    assert not it.router.fleet.doubted()
+    assert not it.router.known.fleet.doubted()
 
 
 def test_where_nobody_else_is_there_nobody_is_asked() -> None:
@@ -650,10 +656,10 @@ def test_a_hollow_answer_is_passed_on_where_the_other_attempt_fails() -> None:
     it.flow.decode_failed(EMPTY, 1.0, 0.5)
     assert it.told(it.flow.decode_failed(LOST, 2.0, 0.5)) == ["b failed", "pause"]
     assert it.told(it.flow.pause_over(2.1, 0.5)) == ["give up"]
-    answers = it.router.events.answers("b")
+    answers = it.router.known.events.answers("b")
     assert it.flow.decode_answered(4.0, is_served=False) == []
     assert str(it.flow.state) == str(State.ANSWERED)
-    assert it.router.events.answers("b") == answers, "it is not b's"
+    assert it.router.known.events.answers("b") == answers, "it is not b's"
     it.flow.end(5.0)
     assert it.has_nothing_left()
 
@@ -671,7 +677,7 @@ def test_an_end_by_abort_counts_at_once_and_teaches_no_time() -> None:
     assert measured(it) is not None
     assert it.told(it.flow.failed("a", EMPTY, 1.1, has_begun=True)) == ["a failed"]
     assert measured(it) is None
-    assert it.router.fleet.doubted() == {"a"}
+    assert it.router.known.fleet.doubted() == {"a"}
 
 
 def test_a_key_that_is_refused_is_doubted_with_or_without_others() -> None:
@@ -681,7 +687,7 @@ def test_a_key_that_is_refused_is_doubted_with_or_without_others() -> None:
     assert not it.flow.asks_about(refused, 1.0)
     it.flow.failed("a", refused, 1.0)
     it.flow.decode_answered(1.0, is_served=False)
-    assert it.router.fleet.doubted() == {"a"}
+    assert it.router.known.fleet.doubted() == {"a"}
 
 
 def test_a_key_that_two_refuse_is_the_clients_own_matter() -> None:
@@ -691,11 +697,11 @@ def test_a_key_that_two_refuse_is_the_clients_own_matter() -> None:
     refused = LegFailure(FailureKind.KEY_REFUSED, "status 403", status=403)
     assert it.flow.asks_about(refused, 1.0)
     it.flow.decode_failed(refused, 1.0, 0.5)
-    assert not it.router.fleet.doubted(), "another instance is asked first"
+    assert not it.router.known.fleet.doubted(), "another instance is asked first"
     assert not it.flow.asks_about(refused, 1.0)
     it.flow.failed("b", refused, 1.0)
     it.flow.decode_answered(1.0, is_served=False)
-    assert not it.router.fleet.doubted()
+    assert not it.router.known.fleet.doubted()
 
 
 def test_a_key_that_another_takes_is_doubted_at_once() -> None:
@@ -704,7 +710,7 @@ def test_a_key_that_another_takes_is_doubted_at_once() -> None:
     refused = LegFailure(FailureKind.KEY_REFUSED, "status 403", status=403)
     it.flow.decode_failed(refused, 1.0, 0.5)
     it.flow.decode_answered(1.0)
-    member = it.router.fleet.get("a")
+    member = it.router.known.fleet.get("a")
     assert member is not None
     assert member.health.trial_due(1.0)
 
@@ -712,15 +718,15 @@ def test_a_key_that_another_takes_is_doubted_at_once() -> None:
 def test_a_list_that_still_has_a_denied_model_is_no_excuse() -> None:
     it = Driver("a", "b")
     for name in ("a", "b"):
-        it.router.observe_models(name, ["m"], {})
+        it.router.known.observe_models(name, ["m"], {})
     for is_known in (False, True):
         flow = RequestFlow(it.router, it.budget, it.facts, it.flow.route, CAPS, 0.0, streams=True)
         flow.begin(0.0)
         flow.decode_failed(LegFailure(FailureKind.NO_MODEL, "denied", status=404), 1.0, 0.5)
         flow.decode_answered(2.0)
-        assert it.router.fleet.doubted() == ({"a"} if is_known else set())
-        it.router.observe_models("a", ["m"], {})
-        flow.route.decode = it.router.fleet.members()[0].instance
+        assert it.router.known.fleet.doubted() == ({"a"} if is_known else set())
+        it.router.known.observe_models("a", ["m"], {})
+        flow.route.decode = it.router.known.fleet.members()[0].instance
         flow.route.tried.clear()
 
 
@@ -740,12 +746,12 @@ class Requests:
 
     def __init__(self, count: int, broken: str | None = None) -> None:
         config = RouterConfig(prefill_throughput=20_000.0, placement="round-robin")
-        self.router, self.budget, self.broken = Router(config), Budget(), broken
+        self.router, self.budget, self.broken = Router(FleetState(config)), Budget(), broken
         self.now_s = 0.0
         self.errors: Counter[str] = Counter()
         for i in range(count):
-            self.router.add(Instance(f"i{i}", f"http://i{i}"))
-            self.router.events.probe_answered(f"i{i}", 0.0)
+            self.router.known.add(Instance(f"i{i}", f"http://i{i}"))
+            self.router.known.events.probe_answered(f"i{i}", 0.0)
 
     def run(self, *, is_poison: bool) -> bool:
         """One request; whether it was served."""
@@ -771,12 +777,12 @@ class Requests:
 
     def try_out(self) -> None:
         """The proxy's own request to each instance that is in doubt."""
-        for member in self.router.fleet.members():
+        for member in self.router.known.fleet.members():
             name = member.instance.name
             if member.health.is_up and member.health.trial_due(self.now_s):
                 member.health.trial_begins(self.now_s)
                 error = "status 500" if name == self.broken else None
-                self.router.events.trial_ended(name, error, self.now_s)
+                self.router.known.events.trial_ended(name, error, self.now_s)
 
 
 steps = st.lists(st.tuples(st.booleans(), st.floats(0.0, 3.0)), max_size=60)
@@ -790,7 +796,7 @@ def test_a_poison_ejects_nobody(count: int, plan: list[tuple[bool, float]]) -> N
         them.now_s += wait_s
         assert them.run(is_poison=is_poison) is not is_poison
         them.try_out()
-        fleet = them.router.fleet
+        fleet = them.router.known.fleet
         assert len(fleet.up()) == count
         assert not fleet.open()
         assert not fleet.recently_failed()
@@ -806,9 +812,9 @@ def test_one_that_is_broken_is_found_among_poisons(
         them.now_s += wait_s
         them.run(is_poison=is_poison)
         them.try_out()
-    up = {member.instance.name for member in them.router.fleet.up()}
+    up = {member.instance.name for member in them.router.known.fleet.up()}
     assert up - {"i0"} == {f"i{i}" for i in range(1, count)}, "of the others nobody is out"
-    health = them.router.fleet.get("i0")
+    health = them.router.known.fleet.get("i0")
     assert health is not None
     in_a_row = them.errors["i0"] >= 2 * FAULTS and max((w for _, w in plan), default=0) < 1.0
     assert not (health.health.is_up and in_a_row)
@@ -862,7 +868,7 @@ def test_an_answer_in_one_piece_that_is_late_is_not_computed_again(
     it = Driver("a", "b", streams=False)
     it.flow.begin(0.0)
     for _ in range(others):
-        it.router.events.answered("a")
+        it.router.known.events.answered("a")
     assert it.told(it.flow.decode_failed(LATE_WHOLE, 600.0, 0.5)) == [*blamed, "give up"]
     it.flow.end(600.0)
     assert it.has_nothing_left()
@@ -996,7 +1002,7 @@ def test_the_client_leaves_while_d_fetches() -> None:
     it.flow.decode_sent()
     assert it.told(it.flow.decode_left()) == ["keep decode"]
     it.flow.end(1.5)
-    assert it.router.ledger.live == 1
+    assert it.router.known.ledger.live == 1
     assert it.told(it.flow.left_decode_over(2.0, has_begun=True)) == []
     assert it.has_nothing_left()
     assert it.unreleased("p", 2.0) == 0
@@ -1117,7 +1123,7 @@ def test_on_every_path_all_is_given_back(prefill: str | None, choices: list[int]
             break
         now_s += 1.0
         events[choice % len(events)](it.flow, now_s)
-        assert it.router.ledger.drift() == 0
+        assert it.router.known.ledger.drift() == 0
     it.flow.end(now_s)
     it.flow.end(now_s)
     if it.flow.state is State.LEFT:

@@ -25,11 +25,11 @@ def test_it_goes_on_behind_the_tokens_that_the_client_has() -> None:
     it = streaming("a", "b")
     told = it.told(it.flow.stream_lost(50, REST_S, 2.0, LOST))
     assert told == ["a failed", "decode on b again"]
-    assert it.router.ledger.load("a").is_idle
-    assert it.router.ledger.load("b").prefill_tokens == PROMPT_TOKENS + 50
+    assert it.router.known.ledger.load("a").is_idle
+    assert it.router.known.ledger.load("b").prefill_tokens == PROMPT_TOKENS + 50
     it.flow.decode_answered(3.0)
     it.flow.first_token(3.0)
-    assert it.router.ledger.load("b").decode_tokens == PROMPT_TOKENS + 50
+    assert it.router.known.ledger.load("b").decode_tokens == PROMPT_TOKENS + 50
     assert it.flow.route.home is None
     it.flow.end(4.0)
     assert it.has_nothing_left()
@@ -38,7 +38,7 @@ def test_it_goes_on_behind_the_tokens_that_the_client_has() -> None:
 def test_the_session_moves_along() -> None:
     it = streaming("a", "b")
     it.flow.stream_lost(50, REST_S, 2.0, LOST)
-    home = it.router.sessions.home("s", 2.0)
+    home = it.router.known.sessions.home("s", 2.0)
     assert home == "b"
 
 
@@ -104,8 +104,8 @@ def test_one_that_is_to_leave_stays_where_nobody_goes_on_with_it() -> None:
     told = it.told(it.flow.move_failed(LOST, 5, REST_S, 3.0))
     assert told == ["b failed", "not moved: limit"]
     assert (it.flow.state, it.flow.route.decode.name) == (State.STREAMING, "a")
-    assert it.router.ledger.load("a").decode_tokens == PROMPT_TOKENS + 5
-    assert it.router.sessions.home("s", 3.0) == "a"
+    assert it.router.known.ledger.load("a").decode_tokens == PROMPT_TOKENS + 5
+    assert it.router.known.sessions.home("s", 3.0) == "a"
     it.flow.end(4.0)
     assert it.has_nothing_left()
 
@@ -133,14 +133,14 @@ def test_a_short_prompt_lets_the_stream_stand_still_for_a_second() -> None:
     (warms,) = it.flow.move_failed(late, 50, REST_S, 3.0)
     assert isinstance(warms, SendDecode)
     assert (warms.instance.name, warms.warms, it.flow.moves) == ("b", True, 1), "it takes longer"
-    assert it.router.ledger.load("a").decode_tokens == 1000 + 50, "where the stream runs on"
+    assert it.router.known.ledger.load("a").decode_tokens == 1000 + 50, "where the stream runs on"
     (again,) = it.flow.move_again(70, 9.0)
     assert isinstance(again, SendDecode)
     assert (again.warms, again.limit.seconds) == (False, MOVE_STOP_S)
     told = it.told(it.flow.move_failed(late, 70, REST_S, 10.0))
     assert told == ["not moved: time"], "nobody is blamed, and no other one asked"
     assert (it.flow.state, it.flow.route.decode.name) == (State.STREAMING, "a")
-    assert it.router.ledger.load("b").is_idle
+    assert it.router.known.ledger.load("b").is_idle
     it.flow.end(4.0)
     assert it.has_nothing_left()
 
@@ -149,18 +149,18 @@ def test_a_long_prompt_is_computed_while_the_stream_runs_on() -> None:
     it, send = leaving()
     assert send.warms
     assert send.limit.cap_s > MOVE_STOP_S
-    on_a, on_b = it.router.ledger.load("a"), it.router.ledger.load("b")
+    on_a, on_b = it.router.known.ledger.load("a"), it.router.known.ledger.load("b")
     assert on_a.decode_tokens == on_b.prefill_tokens == PROMPT_TOKENS + 50
     it.flow.route.lease.grow(16)
-    assert it.router.ledger.load("a").decode_tokens == PROMPT_TOKENS + 66
+    assert it.router.known.ledger.load("a").decode_tokens == PROMPT_TOKENS + 66
     (again,) = it.flow.move_again(70, 9.0)
     assert isinstance(again, SendDecode)
     assert (again.instance.name, again.warms, again.limit.seconds) == ("b", False, MOVE_STOP_S)
-    assert it.router.ledger.load("a").is_idle
+    assert it.router.known.ledger.load("a").is_idle
     assert it.flow.moves == 1, "the same instance counts once"
     it.flow.decode_answered(9.5)
     it.flow.first_token(9.5)
-    assert it.router.ledger.load("b").decode_tokens == PROMPT_TOKENS + 70
+    assert it.router.known.ledger.load("b").decode_tokens == PROMPT_TOKENS + 70
     it.flow.end(10.0)
     assert it.has_nothing_left()
 
@@ -168,8 +168,8 @@ def test_a_long_prompt_is_computed_while_the_stream_runs_on() -> None:
 def test_one_that_ends_while_another_computes_is_charged_where_it_was() -> None:
     it, _ = leaving()
     assert it.told(it.flow.move_needless(Unmoved.FINISHED, 80, 3.0)) == ["not moved: finished"]
-    assert it.router.ledger.load("a").decode_tokens == PROMPT_TOKENS + 80
-    assert it.router.ledger.load("b").is_idle
+    assert it.router.known.ledger.load("a").decode_tokens == PROMPT_TOKENS + 80
+    assert it.router.known.ledger.load("b").is_idle
     it.flow.end(4.0)
     assert it.has_nothing_left()
 
@@ -178,7 +178,7 @@ def test_one_whose_instance_is_lost_while_another_computes_goes_on_there() -> No
     it, _ = leaving()
     told = it.told(it.flow.move_again(80, 3.0, LOST, is_lost=True))
     assert told == ["a failed", "decode on b again"]
-    assert it.router.ledger.load("a").is_idle
+    assert it.router.known.ledger.load("a").is_idle
     told = it.told(it.flow.move_failed(LOST, 80, REST_S, 4.0))
     assert told == ["b failed", "not moved: limit"]
     assert it.flow.state is State.FAILED

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.accounts.engine_reports import EngineKv
 from proxy.core.fleet.health import State
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.decision import Candidates, Choice, PlacementView, chosen
 from proxy.core.placement.rules import PLACEMENTS
 from proxy.core.routing.route import Route
@@ -40,9 +41,9 @@ def facts(
 
 def router(n: int = 4, **options: Any) -> Router:
     policy = {"offload_policy": "seed-heuristic"} | options
-    made = Router(RouterConfig(prefill_throughput=20_000, **policy))
+    made = Router(FleetState(RouterConfig(prefill_throughput=20_000, **policy)))
     for i in range(n):
-        made.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
+        made.known.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
     return made
 
 
@@ -61,7 +62,7 @@ def rejected(r: Router, f: RequestFacts, now_s: float = 0.0) -> Reject:
 def decoding(r: Router, name: str, tokens: int) -> Route:
     """Make `name` decode a stream of this many tokens."""
     f = facts(f"decoding-{name}-{tokens}", tokens)
-    r.sessions.assign(f.session_id, r.fleet.states[name].cache, 0.0)
+    r.known.sessions.assign(f.session_id, r.known.fleet.states[name].cache, 0.0)
     route = admitted(r, f)
     assert route.decode.name == name
     r.first_token(route, f, 0.0)
@@ -98,7 +99,7 @@ class TestPlacement:
         r = router()
         for i in range(8):
             r.finish(admitted(r, facts(f"s{i}")), 0.0)
-        assert [r.fleet.states.of(f"i{i}").cache.sessions for i in range(4)] == [2, 2, 2, 2]
+        assert [r.known.fleet.states.of(f"i{i}").cache.sessions for i in range(4)] == [2, 2, 2, 2]
 
     def test_without_a_session_the_prefix_decides(self) -> None:
         r = router()
@@ -127,14 +128,14 @@ class TestPlacement:
         r.first_token(first, f, 0.0)
         r.finish(first, 0.0)
         again = admitted(r, facts("s", 41_000, range(41)))
-        load = r.ledger.load("i0")
+        load = r.known.ledger.load("i0")
         assert (load.prefill_tokens, load.ongoing_tokens) == (1000, 1000)
         assert (load.cached_tokens, load.held_tokens) == (40_000, 41_000)
         r.first_token(again, f, 1.0)
-        assert (load := r.ledger.load("i0")).held_tokens == load.decode_tokens == 41_000
+        assert (load := r.known.ledger.load("i0")).held_tokens == load.decode_tokens == 41_000
         assert load.cached_tokens == 0
         r.finish(again, 2.0)
-        assert r.ledger.load("i0").is_idle
+        assert r.known.ledger.load("i0").is_idle
 
     def test_a_shared_head_is_in_use_once(self) -> None:
         r = router(1)
@@ -143,14 +144,14 @@ class TestPlacement:
             f = facts(f"s{turn}", 8000, [*range(4), *range(100 * turn, 100 * turn + 4)])
             routes.append(admitted(r, f))
             r.first_token(routes[-1], f, 0.0)
-        load = r.ledger.load("i0")
+        load = r.known.ledger.load("i0")
         assert (load.ongoing_tokens, load.shared_tokens, load.shared_requests) == (24_000, 8000, 2)
         assert load.held_tokens == 20_000, "the first stream is not known to share its head"
         r.finish(routes[0], 1.0)
-        assert r.ledger.load("i0").held_tokens == 12_000
+        assert r.known.ledger.load("i0").held_tokens == 12_000
         for route in routes:
             r.finish(route, 1.0)
-        assert r.ledger.load("i0") == Load()
+        assert r.known.ledger.load("i0") == Load()
 
     def test_round_robin_rotates(self) -> None:
         r = router(placement="round-robin")
@@ -198,22 +199,22 @@ class TestOffload:
         r = router(2)
         decoding(r, "i0", 30_000)
         f = facts("s", 20_000, range(20))
-        r.sessions.assign("s", r.fleet.states["i0"].cache, 0.0)
+        r.known.sessions.assign("s", r.known.fleet.states["i0"].cache, 0.0)
         route = admitted(r, f)
         assert (route.decode.name, route.prefill and route.prefill.name) == ("i0", "i1")
         assert (route.route_class, route.reason) == (RouteClass.HEAVY_P2P, Reason.P_IDLE_D_BUSY)
-        assert r.ledger.load("i1").prefill_tokens == 20_000
-        assert r.ledger.load("i0").inbound_tokens == 20_000
+        assert r.known.ledger.load("i1").prefill_tokens == 20_000
+        assert r.known.ledger.load("i0").inbound_tokens == 20_000
         r.prefill_done(route, f, 0.0)
-        assert r.ledger.load("i1").prefill_tokens == 0
-        assert r.ledger.load("i1").pinned_tokens == 20_000
+        assert r.known.ledger.load("i1").prefill_tokens == 0
+        assert r.known.ledger.load("i1").pinned_tokens == 20_000
         r.first_token(route, f, 0.0)
-        assert r.ledger.load("i1").is_idle
-        assert r.ledger.load("i0").decode_tokens == 50_000
+        assert r.known.ledger.load("i1").is_idle
+        assert r.known.ledger.load("i0").decode_tokens == 50_000
         route.lease.grow(16)
-        assert r.ledger.load("i0").decode_tokens == 50_016
+        assert r.known.ledger.load("i0").decode_tokens == 50_016
         # Both hold the prefix now, and the session stays where it decodes.
-        assert r.prefixes.hits(f.block_hashes) == {"i0": 20, "i1": 20}
+        assert r.known.prefixes.hits(f.block_hashes) == {"i0": 20, "i1": 20}
         r.finish(route, 1.0)
         assert admitted(r, facts("s", 20_500, range(20))).decode.name == "i0"
 
@@ -222,27 +223,29 @@ class TestOffload:
         r = router(3)
         decoding(r, "i0", 90_000)
         for session in ("s", "t"):
-            r.sessions.assign(session, r.fleet.states["i0"].cache, 0.0)
+            r.known.sessions.assign(session, r.known.fleet.states["i0"].cache, 0.0)
         first, second = (admitted(r, facts(s, 20_000)) for s in ("s", "t"))
         assert first.prefill
         assert second.prefill
         assert first.prefill.name != second.prefill.name
 
     def test_a_peer_without_bootstrap_takes_none(self) -> None:
-        r = Router(RouterConfig(prefill_throughput=20_000, offload_policy="always"))
+        r = Router(FleetState(RouterConfig(prefill_throughput=20_000, offload_policy="always")))
         for name in ("a", "b"):
-            r.add(Instance(name, f"http://{name}"))
+            r.known.add(Instance(name, f"http://{name}"))
         assert admitted(r, facts("s", 20_000)).reason is Reason.NO_PEER
 
     def test_the_one_peer_that_may_prefill_can_be_overloaded(self) -> None:
         """It carries less than D, but more than 1.5 times what all instances do on average."""
-        r = Router(RouterConfig(prefill_throughput=20_000, offload_policy="seed-heuristic"))
-        r.add(Instance("p", "http://p", "http://p:8998"))
+        r = Router(
+            FleetState(RouterConfig(prefill_throughput=20_000, offload_policy="seed-heuristic"))
+        )
+        r.known.add(Instance("p", "http://p", "http://p:8998"))
         for name in ("d", "x", "y"):
-            r.add(Instance(name, f"http://{name}"))
+            r.known.add(Instance(name, f"http://{name}"))
         decoding(r, "p", 20_000)
         decoding(r, "d", 30_000)
-        r.sessions.assign("s", r.fleet.states["d"].cache, 0.0)
+        r.known.sessions.assign("s", r.known.fleet.states["d"].cache, 0.0)
         assert admitted(r, facts("s", 20_000)).reason is Reason.P_OVERLOADED
 
     @given(st.lists(st.integers(0, 90_000), min_size=2, max_size=6), st.integers(0, 5))
@@ -254,7 +257,7 @@ class TestOffload:
         r = router(len(loads))
         for at, tokens in enumerate(loads):
             decoding(r, f"i{at}", tokens)
-        r.sessions.assign("s", r.fleet.states[f"i{home % len(loads)}"].cache, 0.0)
+        r.known.sessions.assign("s", r.known.fleet.states[f"i{home % len(loads)}"].cache, 0.0)
         assert admitted(r, facts("s", 20_000)).reason is not Reason.P_OVERLOADED
 
     def test_not_without_a_connector(self) -> None:
@@ -268,7 +271,7 @@ class TestOffload:
 
     def test_transfers_per_peer_are_bounded(self) -> None:
         r = router(2, offload_policy="always", placement="affinity")
-        r.sessions.assign("home", r.fleet.states["i0"].cache, 0.0)
+        r.known.sessions.assign("home", r.known.fleet.states["i0"].cache, 0.0)
         for _ in range(16):
             f = facts("home", 9000)
             route = admitted(r, f)
@@ -293,8 +296,8 @@ class TestOffload:
         r.fall_back(route, f, why, 0.0)
         assert (route.decode.name, route.prefill, route.reason) == (d, None, reason)
         assert route.route_class is RouteClass.HEAVY_COLO
-        assert r.ledger.load(d).prefill_tokens == 20_000
-        assert sum(r.ledger.load(n).ongoing_tokens for n in ("i0", "i1")) == 20_000
+        assert r.known.ledger.load(d).prefill_tokens == 20_000
+        assert sum(r.known.ledger.load(n).ongoing_tokens for n in ("i0", "i1")) == 20_000
 
 
 class TestSiblings:
@@ -307,21 +310,23 @@ class TestSiblings:
         assert (second.hit_tokens, second.new_tokens) == (40_000, 1000)
         assert second.predicted_ttft_s < first.predicted_ttft_s
         r.finish(first, 0.4)
-        assert r.prefixes.hits(f.block_hashes) == {}
+        assert r.known.prefixes.hits(f.block_hashes) == {}
         r.finish(second, 0.4)
-        assert r.reuse.is_at_rest
+        assert r.known.reuse.is_at_rest
 
     def test_an_engine_that_lost_it_is_believed(self) -> None:
         r = router(1)
         prompts = facts("s", 40_000, range(40)), facts("t", 40_000, range(40, 80))
         for found in (None, 0.0):
             for f in prompts:
-                assert r.prefixes.capacity(r.fleet.states["i0"].cache) is None, "one may be odd"
+                assert r.known.prefixes.capacity(r.known.fleet.states["i0"].cache) is None, (
+                    "one may be odd"
+                )
                 route = admitted(r, f)
                 r.first_token(route, f, 0.0)
                 r.completed(route, f, found)
                 r.finish(route, 1.0)
-        assert r.prefixes.capacity(r.fleet.states["i0"].cache) == 40
+        assert r.known.prefixes.capacity(r.known.fleet.states["i0"].cache) == 40
 
 
 class TestTrust:
@@ -331,7 +336,7 @@ class TestTrust:
         self, r: Router, number: int, tokens: int, cached: int | None, blocks: Sequence[int] = ()
     ) -> Route:
         f = facts("s", tokens, blocks or range(100 * number, 100 * number + 40))
-        r.refine(f, float(number))
+        r.known.refine(f, float(number))
         route = admitted(r, f, float(number))
         r.first_token(route, f, number + 0.1)
         ratio = None if cached is None else cached / tokens
@@ -355,7 +360,7 @@ class TestTrust:
         r.first_token(route, f, 1.1)
         r.completed(route, f, None, (30_000, 30_000, 10))
         r.finish(route, 1.2, 10)
-        stay = r.sessions.stay("s")
+        stay = r.known.sessions.stay("s")
         assert stay is not None
         assert stay.past is not None
         assert (stay.past.prompt_tokens, stay.past.reports) == (30_000, 0)
@@ -387,25 +392,25 @@ class TestGate:
 
     def test_the_engines_own_kv_usage_counts(self) -> None:
         r = router(1, thresholds=Thresholds(active_decode_blocks_threshold=0.85))
-        r.gate.observe_engine("i0", EngineKv(100_000, 0.9), 0.0)
+        r.known.gate.observe_engine("i0", EngineKv(100_000, 0.9), 0.0)
         assert rejected(r, facts("s")).reason is RejectReason.DECODE_BLOCKS
-        r.gate.observe_engine("i0", EngineKv(100_000, 0.85), 1.0)
+        r.known.gate.observe_engine("i0", EngineKv(100_000, 0.85), 1.0)
         admitted(r, facts("s"), 1.0)
 
     def test_nobody_up_is_not_busy(self) -> None:
         r = router(1)
         for _ in range(2):
-            r.events.probe_failed("i0", "x", 0.0, is_refused=True)
+            r.known.events.probe_failed("i0", "x", 0.0, is_refused=True)
         assert rejected(r, facts("s")).reason is RejectReason.NO_INSTANCE
 
     def test_while_all_rest_the_advice_is_as_long_as_they_have(self) -> None:
         r = router(2)
         for name, at_s in (("i0", 0.0), ("i1", 90.0)):
-            assert r.rests(name, State.PAUSED, at_s)
+            assert r.known.rests(name, State.PAUSED, at_s)
         waits = [rejected(r, facts("s"), now_s) for now_s in (90.5, 100.0, 500.0)]
         assert {reject.reason for reject in waits} == {RejectReason.ASLEEP}
         assert [reject.retry_after_s for reject in waits] == [2, 10, 30]
-        assert r.rests("i1", None, 501.0)
+        assert r.known.rests("i1", None, 501.0)
         assert admitted(r, facts("s"), 501.0).decode.name == "i1"
 
     def test_one_that_sleeps_has_emptied_its_cache_and_keeps_its_sessions(self) -> None:
@@ -415,29 +420,29 @@ class TestGate:
         home = route.decode.name
         r.first_token(route, f, 0.0)
         r.finish(route, 0.0)
-        assert r.rests(home, State.PAUSED, 1.0)
-        assert r.prefixes.hits(f.block_hashes)[home] == 40, "a pause may keep it"
-        assert r.rests(home, State.ASLEEP, 2.0)
-        assert not any(r.prefixes.hits(f.block_hashes).values())
-        assert r.rests(home, None, 3.0)
+        assert r.known.rests(home, State.PAUSED, 1.0)
+        assert r.known.prefixes.hits(f.block_hashes)[home] == 40, "a pause may keep it"
+        assert r.known.rests(home, State.ASLEEP, 2.0)
+        assert not any(r.known.prefixes.hits(f.block_hashes).values())
+        assert r.known.rests(home, None, 3.0)
         again = admitted(r, f, 3.0)
         assert (again.decode.name, again.hit_tokens) == (home, 0)
 
     def test_a_model_goes_where_it_is_served(self) -> None:
         r = router(2)
-        r.fleet.observe_models("i0", ["other"])
-        r.fleet.observe_models("i1", ["m"])
+        r.known.fleet.observe_models("i0", ["other"])
+        r.known.fleet.observe_models("i1", ["m"])
         assert {admitted(r, facts(f"s{i}")).decode.name for i in range(4)} == {"i1"}
 
     def test_a_stream_of_a_process_that_is_gone_teaches_the_next_one_nothing(self) -> None:
         """A server that stops closes its port first, and another may be there before its end."""
         r = router(1)
-        old, new = decoding(r, "i0", 9000), r.fleet.states["i0"]
-        r.fleet.process_gone("i0")
-        r.fleet.process_came("i0")
-        assert (state := r.fleet.states["i0"]) is not new
+        old, new = decoding(r, "i0", 9000), r.known.fleet.states["i0"]
+        r.known.fleet.process_gone("i0")
+        r.known.fleet.process_came("i0")
+        assert (state := r.known.fleet.states["i0"]) is not new
         r.finish(old, 9.0, 300)
-        assert (state.released.count, r.ledger.live) == (0, 0)
+        assert (state.released.count, r.known.ledger.live) == (0, 0)
         again = decoding(r, "i0", 9000)
         r.finish(again, 19.0, 300)
         assert state.released.count == 1
@@ -454,9 +459,9 @@ class TestRetry:
             assert isinstance(again, Route)
             assert again.decode.name not in seen
             seen.add(again.decode.name)
-        assert [r.ledger.load(f"i{i}").prefill_requests for i in range(3)].count(1) == 1
+        assert [r.known.ledger.load(f"i{i}").prefill_requests for i in range(3)].count(1) == 1
         assert isinstance(r.retry(route, f, 0.0), Reject)
-        assert all(r.ledger.load(f"i{i}").is_idle for i in range(3)), "nothing runs any more"
+        assert all(r.known.ledger.load(f"i{i}").is_idle for i in range(3)), "nothing runs any more"
 
     def test_no_pair_is_looked_for_where_only_its_d_would_be_used(self) -> None:
         """The D of an offload may be a bad place to compute the prompt."""
@@ -466,9 +471,9 @@ class TestRetry:
             may.append(view.transfers.can_offload)
             return chosen(view, view.free[0], None, Reason.D_IDLE, placed=True)
 
-        r = Router(RouterConfig(prefill_throughput=20_000), decide=choose)
+        r = Router(FleetState(RouterConfig(prefill_throughput=20_000)), decide=choose)
         for i in range(3):
-            r.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
+            r.known.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
         f = facts("s", 50_000)
         route = admitted(r, f)
         assert isinstance(r.would_go(f, "i0", 0.0), Instance)
@@ -483,9 +488,9 @@ class TestRetry:
             means.append(view.mean_ongoing_tokens)
             return chosen(view, view.free[0], None, Reason.D_IDLE, placed=True)
 
-        r = Router(RouterConfig(prefill_throughput=20_000.0), choose)
+        r = Router(FleetState(RouterConfig(prefill_throughput=20_000.0)), choose)
         for i in range(2):
-            r.add(Instance(f"i{i}", f"http://i{i}"))
+            r.known.add(Instance(f"i{i}", f"http://i{i}"))
         f = facts("s", 10_000)
         route = admitted(r, f)
         r.retry(route, f, 0.0)
@@ -495,7 +500,7 @@ class TestRetry:
         r = router(2)
         route = admitted(r, facts("s"))
         r.retry(route, facts("s"), 0.0)
-        assert r.sessions.home("s", 0.0) == route.decode.name
+        assert r.known.sessions.home("s", 0.0) == route.decode.name
 
     def test_a_dead_instance_loses_its_sessions_and_prefixes(self) -> None:
         r = router(2)
@@ -504,12 +509,12 @@ class TestRetry:
         r.first_token(route, f, 0.0)
         name = route.decode.name
         for _ in range(2):
-            r.events.probe_failed(name, "x", 0.0, is_refused=True)
-        assert r.sessions.home("s", 0.0) is None
-        assert r.fleet.states.of(name).cache.blocks == 0
+            r.known.events.probe_failed(name, "x", 0.0, is_refused=True)
+        assert r.known.sessions.home("s", 0.0) is None
+        assert r.known.fleet.states.of(name).cache.blocks == 0
         for _ in range(2):
-            r.events.probe_answered(name, 0.0)
-        member = r.fleet.get(name)
+            r.known.events.probe_answered(name, 0.0)
+        member = r.known.fleet.get(name)
         assert member is not None
         assert member.incarnation == 1
 
@@ -518,22 +523,22 @@ class TestRetry:
         f = facts("s", 9000, range(9))
         route = admitted(r, f)
         for instance in (Instance("i0", "http://elsewhere"), Instance("i0", "http://again")):
-            r.remove("i0")
-            r.add(instance)
+            r.known.remove("i0")
+            r.known.add(instance)
         r.first_token(route, f, 0.0)
         r.completed(route, f, 0.0)
         r.finish(route, 1.0)
-        assert r.fleet.states.of("i0").cache.blocks == 0, "what the old one computed"
-        assert r.ledger.drift() == 0
+        assert r.known.fleet.states.of("i0").cache.blocks == 0, "what the old one computed"
+        assert r.known.ledger.drift() == 0
 
     def test_who_waits_hears_of_one_that_is_there_or_is_another(self) -> None:
         heard: list[str] = []
         r = router(1)
-        r.events.probe_failed("i0", "x", 0.0, is_refused=True)
-        r.call_when_freed(lambda: heard.append("freed"))
-        r.events.probe_answered("i0", 1.0)
+        r.known.events.probe_failed("i0", "x", 0.0, is_refused=True)
+        r.known.call_when_freed(lambda: heard.append("freed"))
+        r.known.events.probe_answered("i0", 1.0)
         assert heard == ["freed"], "for the first time"
-        r.events.restarted("i0", 2.0)
+        r.known.events.restarted("i0", 2.0)
         assert len(heard) > 1
 
     def test_a_slow_one_keeps_them(self) -> None:
@@ -542,8 +547,8 @@ class TestRetry:
         route = admitted(r, f)
         r.first_token(route, f, 0.0)
         for _ in range(2):
-            r.events.probe_failed(route.decode.name, "x", 0.0)
-        assert r.sessions.home("s", 0.0) == route.decode.name
+            r.known.events.probe_failed(route.decode.name, "x", 0.0)
+        assert r.known.sessions.home("s", 0.0) == route.decode.name
 
 
 class TestReturn:
@@ -551,12 +556,12 @@ class TestReturn:
         """Three instances, of which i0 has just come back from the dead."""
         r = router(3, offload_policy=policy, **options)
         for event in (
-            *[lambda n: r.events.probe_answered(n, 0.0)],
-            *[lambda n: r.events.probe_failed(n, "x", 1.0, is_refused=True)] * 2,
-            *[lambda n: r.events.probe_answered(n, 50.0)] * 2,
+            *[lambda n: r.known.events.probe_answered(n, 0.0)],
+            *[lambda n: r.known.events.probe_failed(n, "x", 1.0, is_refused=True)] * 2,
+            *[lambda n: r.known.events.probe_answered(n, 50.0)] * 2,
         ):
             event("i0")
-        assert r.fleet.is_up("i0")
+        assert r.known.fleet.is_up("i0")
         return r
 
     @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -575,26 +580,33 @@ class TestReturn:
         f = facts("s", 9000, range(9))
         old = admitted(r, f)
         r.first_token(old, f, 0.0)
-        r.gate.observe_engine("i0", EngineKv(100_000, 0.5), 0.0)
-        assert not r.events.observe_start("i0", 1000.0, 1.0)
-        assert not r.events.observe_start("i0", 1000.2, 1.0)
-        assert r.events.observe_start("i0", 1060.0, 2.0)
-        assert not r.events.observe_start("i0", 1060.0, 3.0)
-        assert not r.events.observe_start("i0", None, 3.0)
-        assert r.ledger.load("i0") == Load()
-        assert (r.fleet.states.of("i0").cache.blocks, r.sessions.home("s", 2.0)) == (0, None)
-        assert r.gate.kv_tokens("i0") is None
+        r.known.gate.observe_engine("i0", EngineKv(100_000, 0.5), 0.0)
+        assert not r.known.events.observe_start("i0", 1000.0, 1.0)
+        assert not r.known.events.observe_start("i0", 1000.2, 1.0)
+        assert r.known.events.observe_start("i0", 1060.0, 2.0)
+        assert not r.known.events.observe_start("i0", 1060.0, 3.0)
+        assert not r.known.events.observe_start("i0", None, 3.0)
+        assert r.known.ledger.load("i0") == Load()
+        assert (r.known.fleet.states.of("i0").cache.blocks, r.known.sessions.home("s", 2.0)) == (
+            0,
+            None,
+        )
+        assert r.known.gate.kv_tokens("i0") is None
         new = admitted(r, facts("t", 500), 4.0)
-        before = r.ledger.load("i0")
+        before = r.known.ledger.load("i0")
         old.lease.grow(16)
         r.completed(old, f)
         r.finish(old, 5.0)
-        assert r.ledger.load("i0") == before
-        assert r.fleet.states.of("i0").cache.blocks == 0, (
+        assert r.known.ledger.load("i0") == before
+        assert r.known.fleet.states.of("i0").cache.blocks == 0, (
             "what the old one held is not the new one's"
         )
         r.finish(new, 6.0)
-        assert (r.ledger.live, r.ledger.drift(), r.ledger.load("i0")) == (0, 0, Load())
+        assert (r.known.ledger.live, r.known.ledger.drift(), r.known.ledger.load("i0")) == (
+            0,
+            0,
+            Load(),
+        )
 
 
 STEPS = ["admit", "prefill", "token", "grow", "back", "retry", "whole", "end"]
@@ -622,7 +634,7 @@ def test_what_ends_after_its_instances_were_removed_leaves_nothing_of_them(
     assert p is not None
     r.prefill_done(route, f, 1.0)
     for instance in (p, d):
-        r.remove(instance.name)
+        r.known.remove(instance.name)
     if why is not None:
         r.fall_back(route, f, why, 2.0)
     if retried:
@@ -630,9 +642,9 @@ def test_what_ends_after_its_instances_were_removed_leaves_nothing_of_them(
     r.first_token(route, f, 3.0)
     r.finish(route, 4.0, 10)
     for name in (p.name, d.name):
-        assert r.unreleased_kv.on(name, 4.0) == (0, 0)
-        assert r.fleet.states.get(name) is None
-        assert not any(name in pair for pair in r.latency._pairs)
+        assert r.known.unreleased_kv.on(name, 4.0) == (0, 0)
+        assert r.known.fleet.states.get(name) is None
+        assert not any(name in pair for pair in r.known.latency._pairs)
 
 
 @settings(max_examples=examples(150))
@@ -656,39 +668,39 @@ def test_any_life_ends_at_zero(policy: str, plan: list[tuple[str, int, int]]) ->
     for route, _ in live:
         r.finish(route, 1.0)
         r.finish(route, 1.0)
-    assert r.ledger.live == 0
-    assert r.reuse.is_at_rest
+    assert r.known.ledger.live == 0
+    assert r.known.reuse.is_at_rest
     assert r.hedges.live == 0
-    for member in r.fleet.members():
-        assert r.ledger.load(member.instance.name) == Load()
-        r.remove(member.instance.name)
-    assert not r.prefixes._masks
-    assert r.prefixes.total_blocks == 0
-    assert not r.latency._pairs
-    assert list(r.sessions.rows()) == []
+    for member in r.known.fleet.members():
+        assert r.known.ledger.load(member.instance.name) == Load()
+        r.known.remove(member.instance.name)
+    assert not r.known.prefixes._masks
+    assert r.known.prefixes.total_blocks == 0
+    assert not r.known.latency._pairs
+    assert list(r.known.sessions.rows()) == []
 
 
 def books_are_in_order(r: Router) -> None:
     """Whatever is kept over all instances is of those that are there."""
-    assert r.ledger.drift() == 0
-    caches = {member.instance.name: member.state.cache for member in r.fleet.members()}
-    homes = [row[1] for row in r.sessions.rows()]
+    assert r.known.ledger.drift() == 0
+    caches = {member.instance.name: member.state.cache for member in r.known.fleet.members()}
+    homes = [row[1] for row in r.known.sessions.rows()]
     assert all(homes.count(name) == cache.sessions for name, cache in caches.items())
-    assert all(caches.get(name) is cache for name, cache in r.prefixes._caches.items())
-    assert r.prefixes.total_blocks == sum(cache.blocks for cache in caches.values())
+    assert all(caches.get(name) is cache for name, cache in r.known.prefixes._caches.items())
+    assert r.known.prefixes.total_blocks == sum(cache.blocks for cache in caches.values())
 
 
 def _shake(r: Router, step: str, name: str) -> None:
     if step == "kill":
-        r.events.probe_failed(name, "x", 0.0, is_refused=True)
+        r.known.events.probe_failed(name, "x", 0.0, is_refused=True)
     elif step == "up":
-        r.events.probe_answered(name, 0.0)
+        r.known.events.probe_answered(name, 0.0)
     elif step == "restart":
-        r.events.restarted(name, 0.0)
+        r.known.events.restarted(name, 0.0)
     elif step == "out":
-        r.remove(name)
-    elif r.fleet.get(name) is None:
-        r.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
+        r.known.remove(name)
+    elif r.known.fleet.get(name) is None:
+        r.known.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
 
 
 def _advance(r: Router, step: str, route: Route, f: RequestFacts) -> None:
@@ -713,9 +725,9 @@ def test_nobody_else_would_take_a_request_while_all_others_are_past_the_gate() -
     route = admitted(r, facts(tokens=500))
     others = [name for name in ("i0", "i1", "i2") if name != route.decode.name]
     assert r.has_other(route, facts(tokens=500), 0.0)
-    r.gate.mark_busy(others[0], 5.0)
+    r.known.gate.mark_busy(others[0], 5.0)
     assert r.has_other(route, facts(tokens=500), 1.0)
-    r.limit_heat(others[1], HeatLimits(is_drained=True))
+    r.known.limit_heat(others[1], HeatLimits(is_drained=True))
     assert not r.has_other(route, facts(tokens=500), 1.0)
     assert r.has_other(route, facts(tokens=500), 5.0)
     r.finish(route, 6.0)

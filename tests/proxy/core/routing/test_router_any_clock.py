@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.admission.queue import DrainRate
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts, RouterConfig
@@ -18,9 +19,9 @@ times = st.lists(st.floats(-DAYS_S, DAYS_S), min_size=4, max_size=12)
 
 @given(times)
 def test_a_router_decides(moments: list[float]) -> None:
-    router = Router(RouterConfig(prefill_throughput=20_000.0))
+    router = Router(FleetState(RouterConfig(prefill_throughput=20_000.0)))
     for name in "ab":
-        router.add(Instance(name, f"http://{name}"))
+        router.known.add(Instance(name, f"http://{name}"))
     facts = RequestFacts("m", "s", 30_000, [], 1.0)
     routes: list[Route] = []
     for at, now_s in enumerate(moments):
@@ -36,9 +37,9 @@ def test_a_router_decides(moments: list[float]) -> None:
             router.finish(routes.pop(), now_s, 100)
     for route in routes:
         router.finish(route, moments[0])
-    assert router.ledger.live == 0
+    assert router.known.ledger.live == 0
     for name in "ab":
-        assert 0.0 <= router.latency.of(name).busy_ratio(max(moments)) < math.inf
+        assert 0.0 <= router.known.latency.of(name).busy_ratio(max(moments)) < math.inf
 
 
 @given(times)

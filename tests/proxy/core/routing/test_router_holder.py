@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import (
@@ -18,9 +19,9 @@ from proxy.core.types import (
 
 
 def router(thresholds: Thresholds = OFF) -> Router:
-    made = Router(RouterConfig(prefill_throughput=20_000, thresholds=thresholds))
+    made = Router(FleetState(RouterConfig(prefill_throughput=20_000, thresholds=thresholds)))
     for name in ("a", "b", "c"):
-        made.add(Instance(name, f"http://{name}"))
+        made.known.add(Instance(name, f"http://{name}"))
     return made
 
 
@@ -42,7 +43,7 @@ def test_it_goes_to_its_holder_and_nowhere_else(name: str) -> None:
 
 def test_a_holder_that_drains_still_serves() -> None:
     r = router()
-    member = r.fleet.get("b")
+    member = r.known.fleet.get("b")
     assert member is not None
     member.is_draining = True
     assert isinstance(r.admit(about("b"), 0.0), Route)
@@ -65,7 +66,7 @@ def test_a_holder_that_is_away_or_busy_is_not_replaced() -> None:
     assert isinstance(busy, Reject)
     assert busy.reason is RejectReason.PREFILL_TOKENS
     assert busy.retry_after_s >= 1
-    r.remove("c")
+    r.known.remove("c")
     away = r.admit(about("c"), 0.0)
     assert isinstance(away, Reject)
     assert (away.reason, away.retry_after_s >= 1) == (RejectReason.HOLDER_DOWN, True)

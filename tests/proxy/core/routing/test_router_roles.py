@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.accounts.engine_reports import EngineKv
 from proxy.core.accounts.lease import Phase
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.policies import POLICIES
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
@@ -39,16 +40,16 @@ def facts(tokens: int = HEAVY, *, offloadable: bool = True) -> RequestFacts:
 def router(*loads: tuple[int, int], home: int | None = None, **options: Any) -> Router:
     """Instances i0, i1, ... with these loads; the session lives on that at `home`."""
     options = {"offload_policy": "always"} | options
-    made = Router(RouterConfig(prefill_throughput=20_000, thresholds=LIMITS, **options))
+    made = Router(FleetState(RouterConfig(prefill_throughput=20_000, thresholds=LIMITS, **options)))
     for at, (prefill, decode) in enumerate(loads):
         name = f"i{at}"
-        made.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
-        made.gate.observe_engine(name, EngineKv(KV_TOKENS, 0.0), 0.0)
-        charge = made.ledger.charge
-        made.ledger.open(charge(name, Phase.PREFILL, prefill) if prefill else ())
-        made.ledger.open(charge(name, Phase.DECODE, decode) if decode else ())
+        made.known.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
+        made.known.gate.observe_engine(name, EngineKv(KV_TOKENS, 0.0), 0.0)
+        charge = made.known.ledger.charge
+        made.known.ledger.open(charge(name, Phase.PREFILL, prefill) if prefill else ())
+        made.known.ledger.open(charge(name, Phase.DECODE, decode) if decode else ())
     if home is not None:
-        made.sessions.assign("s", made.fleet.states[f"i{home}"].cache, 0.0)
+        made.known.sessions.assign("s", made.known.fleet.states[f"i{home}"].cache, 0.0)
     return made
 
 
@@ -99,9 +100,9 @@ def test_roles_are_split_although_a_bootstrap_server_was_found_meanwhile(policy:
     r = router(FREE, FREE, offload_policy=policy)
     r.finish(placed_route(r), 0.0)
     for name, (prefill, decode) in (("i0", PREFILLS), ("i1", DECODES)):
-        r.ledger.open(r.ledger.charge(name, Phase.PREFILL, prefill) if prefill else ())
-        r.ledger.open(r.ledger.charge(name, Phase.DECODE, decode) if decode else ())
-    r.use_bootstrap(Instance("i0", "http://i0", "http://i0:8999"))
+        r.known.ledger.open(r.known.ledger.charge(name, Phase.PREFILL, prefill) if prefill else ())
+        r.known.ledger.open(r.known.ledger.charge(name, Phase.DECODE, decode) if decode else ())
+    r.known.use_bootstrap(Instance("i0", "http://i0", "http://i0:8999"))
     assert placed(r, facts()) == ("i0", "i1", Reason.SPLIT_ROLES)
 
 
@@ -119,26 +120,26 @@ def test_nothing_is_split_against_the_policy_or_without_a_connector() -> None:
 
 def test_an_engine_that_says_that_it_is_busy_takes_no_role() -> None:
     r = router(FREE, FREE, home=0)
-    r.gate.mark_busy("i1", 5.0)
+    r.known.gate.mark_busy("i1", 5.0)
     assert placed(r, facts()) == ("i0", None, Reason.PEER_PAST_THRESHOLD)
 
 
 def test_models_follow_a_reload_in_what_is_not_set_for_them() -> None:
     r = router(FREE)
-    r.gate.set("m", Thresholds(0.9))
-    r.reconfigure(replace(r.config, thresholds=Thresholds(0.7, 9000)))
-    assert r.gate.thresholds("m") == Thresholds(0.9, 9000)
+    r.known.gate.set("m", Thresholds(0.9))
+    r.reconfigure(replace(r.known.config, thresholds=Thresholds(0.7, 9000)))
+    assert r.known.gate.thresholds("m") == Thresholds(0.9, 9000)
 
 
 def test_limits_of_a_base_are_forgotten_with_the_last_instance_that_names_it() -> None:
     r = router(FREE, FREE)
     for name in ("i0", "i1"):
-        r.observe_models(name, ["base", "tuned"], {"tuned": "base"})
-    r.gate.set("base", Thresholds(0.9))
-    r.remove("i0")
-    assert r.gate.thresholds("tuned") == Thresholds(0.9, 5000)
-    r.observe_models("i1", ["base", "tuned"], {})
-    assert r.gate.thresholds("tuned") == LIMITS
+        r.known.observe_models(name, ["base", "tuned"], {"tuned": "base"})
+    r.known.gate.set("base", Thresholds(0.9))
+    r.known.remove("i0")
+    assert r.known.gate.thresholds("tuned") == Thresholds(0.9, 5000)
+    r.known.observe_models("i1", ["base", "tuned"], {})
+    assert r.known.gate.thresholds("tuned") == LIMITS
 
 
 amounts = st.tuples(st.sampled_from([0, 5000, 5001]), st.sampled_from([0, 50_000, 50_001]))
@@ -173,4 +174,4 @@ def test_whatever_is_placed_has_passed_the_checks_of_its_role(
     assert may_decode(answer.decode.name)
     assert may_prefill(answer.prefill.name if answer.prefill else answer.decode.name)
     r.finish(answer, 0.0)
-    assert r.ledger.drift() == 0
+    assert r.known.ledger.drift() == 0

@@ -14,6 +14,7 @@ from types import FrameType
 import pytest
 
 from proxy.core.accounts.engine_reports import EngineKv
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts, RouterConfig
@@ -30,10 +31,10 @@ def facts(session: int, tokens: int, blocks: int = BLOCKS) -> RequestFacts:
 
 def fleet(n: int, policy: str, sessions: int, blocks: int) -> Router:
     """Instances with sessions, running streams and known KV."""
-    made = Router(RouterConfig(prefill_throughput=20_000, offload_policy=policy))
+    made = Router(FleetState(RouterConfig(prefill_throughput=20_000, offload_policy=policy)))
     for i in range(n):
-        made.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
-        made.gate.observe_engine(f"i{i}", EngineKv(600_000, 0.5), 0.0)
+        made.known.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
+        made.known.gate.observe_engine(f"i{i}", EngineKv(600_000, 0.5), 0.0)
     for i in range(sessions):
         f, now_s = facts(i, 30_000, blocks), 12.0 * n * i / sessions
         route = made.admit(f, now_s)

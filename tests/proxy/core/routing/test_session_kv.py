@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.routing.session_kv import LiveSessionKv
@@ -14,11 +15,11 @@ KV_TOKENS = 10_000
 
 
 def router() -> Router:
-    made = Router(RouterConfig(prefill_throughput=20_000.0, offload_policy="cost"))
+    made = Router(FleetState(RouterConfig(prefill_throughput=20_000.0, offload_policy="cost")))
     for name in "ab":
-        made.add(Instance(name, f"http://{name}"))
-        made.fleet.states[name].kv_tokens = KV_TOKENS
-    made.fleet.states.assume_sizes()
+        made.known.add(Instance(name, f"http://{name}"))
+        made.known.fleet.states[name].kv_tokens = KV_TOKENS
+    made.known.fleet.states.assume_sizes()
     return made
 
 
@@ -29,18 +30,18 @@ def facts(session: str, tokens: int) -> RequestFacts:
 
 def lives(r: Router, session: str, name: str, tokens: int, now_s: float) -> None:
     """A whole turn of a session on an instance."""
-    f, cache = facts(session, tokens), r.fleet.states[name].cache
-    r.prefixes.now_s = now_s
-    r.reuse.limit(cache, KV_TOKENS, None, f)
-    r.reuse.released(r.reuse.begin_use(cache, f), f)
-    stay = r.sessions.assign(session, cache, now_s, tokens)
+    f, cache = facts(session, tokens), r.known.fleet.states[name].cache
+    r.known.prefixes.now_s = now_s
+    r.known.reuse.limit(cache, KV_TOKENS, None, f)
+    r.known.reuse.released(r.known.reuse.begin_use(cache, f), f)
+    stay = r.known.sessions.assign(session, cache, now_s, tokens)
     assert stay is not None
-    r.sessions.ended(stay, tokens, now_s)
+    r.known.sessions.ended(stay, tokens, now_s)
 
 
 def kv_of(r: Router, f: RequestFacts, now_s: float) -> LiveSessionKv:
-    found = r.conversations.find(f, now_s)
-    return LiveSessionKv(f, r.sessions, r.prefixes, r.fleet.states, now_s, found)
+    found = r.known.conversations.find(f, now_s)
+    return LiveSessionKv(f, r.known.sessions, r.known.prefixes, r.known.fleet.states, now_s, found)
 
 
 def test_where_there_is_room_nothing_is_displaced_and_nothing_too_much() -> None:
@@ -68,7 +69,7 @@ def test_its_own_kv_is_not_displaced() -> None:
     lives(r, "other", "a", 5000, 1.0)
     mine = facts("mine", 6000)
     assert kv_of(r, mine, 2.0).tokens_too_much("a", 5000, KV_TOKENS)[0] == pytest.approx(
-        1000 * r.sessions.curve.chance(1.0)
+        1000 * r.known.sessions.curve.chance(1.0)
     )
 
 
@@ -106,11 +107,11 @@ def test_a_request_without_a_session_does_not_come_back() -> None:
 def test_what_an_instance_lost_is_lost() -> None:
     r = router()
     lives(r, "s", "a", 9000, 0.0)
-    r.fleet.states.add("a")
+    r.known.fleet.states.add("a")
     kv = kv_of(r, facts("new", 5000), 1.0)
     assert kv.tokens_too_much("a", 0, KV_TOKENS)[1] < 0.1 * KV_TOKENS
     route = r.admit(facts("s", 1000), 1.0)
     assert isinstance(route, Route)
     r.finish(route, 2.0)
-    live = sum(r.sessions.live(r.fleet.states[name].cache).running for name in "ab")
+    live = sum(r.known.sessions.live(r.known.fleet.states[name].cache).running for name in "ab")
     assert live == 0

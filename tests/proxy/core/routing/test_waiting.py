@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.admission.queue import QueueLimits
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.routing.waiting import QueuedRequest, Waiting
@@ -15,10 +16,10 @@ class Room:
     """A wait queue before two instances, of which both have refused one request until 5 and 7 s."""
 
     def __init__(self) -> None:
-        self.router = Router(RouterConfig(prefill_throughput=20_000.0))
+        self.router = Router(FleetState(RouterConfig(prefill_throughput=20_000.0)))
         for name in ("a", "b"):
-            self.router.add(Instance(name, f"http://{name}"))
-            self.router.events.probe_answered(name, 0.0)
+            self.router.known.add(Instance(name, f"http://{name}"))
+            self.router.known.events.probe_answered(name, 0.0)
         self.waiting = Waiting(self.router, QueueLimits(10, 1 << 20, 30.0))
         self.facts = facts("alone")
         self.facts.refuse("a", 5.0)
@@ -70,7 +71,7 @@ def test_it_delays_nobody(room: Room) -> None:
 def test_it_waits_among_the_others_where_all_are_busy_by_then(room: Room) -> None:
     queued = room.queued()
     for name in ("a", "b"):
-        room.router.gate.mark_busy(name, 8.0)
+        room.router.known.gate.mark_busy(name, 8.0)
     room.waiting.look(7.0)
     assert not is_settled(queued)
     assert room.waiting.is_behind(facts("other"))
@@ -83,21 +84,21 @@ def test_it_holds_up_nobody_behind_it(room: Room) -> None:
     """One instance has refused it for long, the other one is past a threshold."""
     room.facts.refuse("a", 100.0)
     room.facts.refuse("b", 0.0)
-    room.router.gate.mark_busy("b", 3.0)
+    room.router.known.gate.mark_busy("b", 3.0)
     reject = room.waiting.admit(room.facts, 1.0)
     assert isinstance(reject, Reject)
     first = room.waiting.enter(room.facts, reject, 1.0, lambda: None)
     assert isinstance(first, QueuedRequest)
     assert room.waiting.next_look_s(1.0) == 3.0, "the other one's time counts too"
     for name in ("a", "b"):
-        room.router.gate.mark_busy(name, 4.0)
+        room.router.known.gate.mark_busy(name, 4.0)
     room.waiting.look(3.0)
     second_facts = facts("other")
     behind = room.waiting.admit(second_facts, 3.0)
     assert isinstance(behind, Reject)
     second = room.waiting.enter(second_facts, behind, 3.0, lambda: None)
     assert isinstance(second, QueuedRequest)
-    room.router.gate.mark_busy("b", 50.0)
+    room.router.known.gate.mark_busy("b", 50.0)
     room.waiting.look(4.0)
     for queued in (first, second):
         assert isinstance(queued.result, Route)
@@ -115,7 +116,7 @@ def test_its_time_may_be_over_before(room: Room) -> None:
 
 def test_a_change_of_models_leaves_it_alone(room: Room) -> None:
     queued = room.queued()
-    room.router.observe_models("a", ["m"], {})
+    room.router.known.observe_models("a", ["m"], {})
     room.waiting.look(2.0)
     assert not is_settled(queued)
     assert not room.waiting.is_behind(facts("other"))
@@ -125,7 +126,7 @@ def test_a_change_of_models_leaves_it_alone(room: Room) -> None:
 
 def test_a_client_that_is_refused_alone_delays_nobody(room: Room) -> None:
     """Both instances are closed to one client; then one of them to all."""
-    gate, queued = room.router.gate, list[QueuedRequest]()
+    gate, queued = room.router.known.gate, list[QueuedRequest]()
     for name in ("a", "b"):
         gate.refused(name, "wide", 30.0, 1.0)
         gate.judged(name, "wide", 31.0, 1.0)
@@ -148,7 +149,7 @@ def test_a_client_that_is_refused_alone_delays_nobody(room: Room) -> None:
 
 
 def test_one_that_is_refused_alone_by_then_leaves_the_others(room: Room) -> None:
-    gate, queued = room.router.gate, list[QueuedRequest]()
+    gate, queued = room.router.known.gate, list[QueuedRequest]()
     for name in ("a", "b"):
         gate.mark_busy(name, 5.0)
     for session in ("wide", "narrow"):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from proxy.core.accounts.instances import InstanceStates
 from proxy.core.admission.gate import Gate
 from proxy.core.admission.retry_after import UNKNOWN_DRAIN_S
+from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_limits import HeatByInstance
@@ -35,9 +36,9 @@ def facts(session: str | None = None, tokens: int = TOKENS) -> RequestFacts:
 
 
 def router(n: int = 2, **options: Any) -> Router:
-    made = Router(RouterConfig(prefill_throughput=20_000, **options))
+    made = Router(FleetState(RouterConfig(prefill_throughput=20_000, **options)))
     for i in range(n):
-        made.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
+        made.known.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
     return made
 
 
@@ -64,14 +65,14 @@ class TestLimits:
 
     def test_they_outlive_the_process_and_end_with_the_instance(self) -> None:
         r = router()
-        r.limit_heat("i0", HeatLimits(cap=3))
-        r.fleet.process_gone("i0")
-        r.fleet.process_came("i0")
-        assert r.heat.of("i0").cap == 3
-        r.remove("i0")
-        assert r.heat.is_cool
-        r.limit_heat("i0", HeatLimits(cap=3))
-        assert r.heat.is_cool, "nothing is kept of an instance that is not there"
+        r.known.limit_heat("i0", HeatLimits(cap=3))
+        r.known.fleet.process_gone("i0")
+        r.known.fleet.process_came("i0")
+        assert r.known.heat.of("i0").cap == 3
+        r.known.remove("i0")
+        assert r.known.heat.is_cool
+        r.known.limit_heat("i0", HeatLimits(cap=3))
+        assert r.known.heat.is_cool, "nothing is kept of an instance that is not there"
 
 
 class TestGate:
@@ -130,30 +131,30 @@ class TestGate:
 class TestRouter:
     def test_a_cap_everywhere_refuses_and_its_end_wakes_who_waits(self) -> None:
         r, woken = router(), []
-        r.call_when_freed(lambda: woken.append(1))
+        r.known.call_when_freed(lambda: woken.append(1))
         for name in ("i0", "i1"):
-            r.limit_heat(name, HeatLimits(cap=1))
+            r.known.limit_heat(name, HeatLimits(cap=1))
         assert {placed(r).decode.name, placed(r).decode.name} == {"i0", "i1"}
         reject = refused(r)
         assert reject.reason is RejectReason.HEAT_CAP
         assert reject.retry_after_s > 0
-        assert r.busy_by_model("i0", 0.0)["*"] is not None
+        assert r.known.busy_by_model("i0", 0.0)["*"] is not None
         woken.clear()
-        r.limit_heat("i1", COOL)
+        r.known.limit_heat("i1", COOL)
         assert woken
         assert placed(r).decode.name == "i1"
 
     def test_a_drained_instance_gets_nothing_while_there_is_another(self) -> None:
         r = router()
-        r.limit_heat("i0", HeatLimits(is_drained=True))
+        r.known.limit_heat("i0", HeatLimits(is_drained=True))
         assert {placed(r).decode.name for _ in range(9)} == {"i1"}
-        r.limit_heat("i1", HeatLimits(is_drained=True))
+        r.known.limit_heat("i1", HeatLimits(is_drained=True))
         assert {placed(r).decode.name for _ in range(40)} == {"i0", "i1"}
 
     def test_a_home_that_is_drained_is_left(self) -> None:
         r = router()
         home = placed(r, "s").decode.name
-        r.limit_heat(home, HeatLimits(is_drained=True))
+        r.known.limit_heat(home, HeatLimits(is_drained=True))
         assert placed(r, "s").decode.name != home
 
     @pytest.mark.parametrize(("weight", "least", "most"), [(0.0, 0, 0), (0.25, 20, 26)])
@@ -161,7 +162,7 @@ class TestRouter:
         self, weight: float, least: int, most: int
     ) -> None:
         r = router(placement="round-robin", offload_policy="never")
-        r.limit_heat("i0", HeatLimits(weight=weight))
+        r.known.limit_heat("i0", HeatLimits(weight=weight))
         counted = [placed(r).decode.name for _ in range(100)]
         assert least <= counted.count("i0") <= most
 
@@ -169,7 +170,7 @@ class TestRouter:
     def test_it_computes_nothing_for_others(self, policy: str) -> None:
         r = router(3, offload_policy=policy)
         for name in ("i0", "i1"):
-            r.limit_heat(name, HeatLimits(helps=False))
+            r.known.limit_heat(name, HeatLimits(helps=False))
         for n in range(20):
             prefill = placed(r, f"s{n}", 30_000).prefill
             assert prefill is None or prefill.name == "i2"
@@ -177,29 +178,29 @@ class TestRouter:
     def test_nobody_helps(self) -> None:
         r = router(offload_policy="always")
         for name in ("i0", "i1"):
-            r.limit_heat(name, HeatLimits(helps=False))
+            r.known.limit_heat(name, HeatLimits(helps=False))
         route = placed(r, None, 30_000)
         assert (route.prefill, route.reason) == (None, Reason.NO_PEER)
 
     def test_its_own_prefill_has_a_price(self) -> None:
         """Idle instances are alike; the hot one is chosen no more, yet no rule forbids it."""
         r = router(kv_connector="none")
-        r.limit_heat("i0", HeatLimits(prefill_factor=3.0))
+        r.known.limit_heat("i0", HeatLimits(prefill_factor=3.0))
         route = placed(r, None, 30_000)
         assert route.decode.name == "i1"
         assert route.options is not None
         rows = {row["instance"]: row for row in route.options.rows()}
         assert rows["i1"]["heat_s"] == 0
         assert rows["i0"]["heat_s"] == pytest.approx(
-            2.0 * r.latency.of("i0").alone_s(30_000, 0), abs=1e-3
+            2.0 * r.known.latency.of("i0").alone_s(30_000, 0), abs=1e-3
         )
         assert rows["i0"]["ttft_s"] == pytest.approx(rows["i1"]["ttft_s"]), "no slower for that"
-        r.limit_heat("i1", HeatLimits(cap=1))
+        r.known.limit_heat("i1", HeatLimits(cap=1))
         assert placed(r, None, 30_000).decode.name == "i0"
 
     def test_a_stored_response_is_served_by_its_holder(self) -> None:
         r = router()
-        r.limit_heat("i0", HeatLimits(is_drained=True, cap=1))
+        r.known.limit_heat("i0", HeatLimits(is_drained=True, cap=1))
         held = facts()
         held.holder = "i0"
         assert isinstance(r.admit(held, 0.0), Route)
@@ -231,7 +232,7 @@ class Driver:
 
     def admit(self, session: int) -> None:
         r = self.router
-        before = {name: r.ledger.load(name).running_requests for name in self.names}
+        before = {name: r.known.ledger.load(name).running_requests for name in self.names}
         asked = facts(f"s{session}", self.tokens)
         route = r.admit(asked, 0.0)
         if isinstance(route, Reject):
@@ -240,11 +241,11 @@ class Driver:
         self.routes.append((route, asked))
         used = [one.name for one in (route.decode, route.prefill) if one is not None]
         for name in used:
-            cap = r.heat.of(name).cap
+            cap = r.known.heat.of(name).cap
             assert cap is None or before[name] < cap
-        assert route.prefill is None or r.heat.of(route.prefill.name).helps
-        if not all(r.heat.takes_none(name) for name in self.names):
-            assert not any(r.heat.takes_none(name) for name in used)
+        assert route.prefill is None or r.known.heat.of(route.prefill.name).helps
+        if not all(r.known.heat.takes_none(name) for name in self.names):
+            assert not any(r.known.heat.takes_none(name) for name in used)
 
     def first(self, which: int) -> None:
         if self.routes:
@@ -255,7 +256,7 @@ class Driver:
             self.router.finish(self.routes[which % len(self.routes)][0], 0.0)
 
     def limit(self, which: tuple[str, HeatLimits]) -> None:
-        self.router.limit_heat(*which)
+        self.router.known.limit_heat(*which)
 
 
 @settings(max_examples=examples(60))
@@ -264,7 +265,7 @@ def test_no_cap_is_exceeded_and_nothing_is_lost(order: list[tuple[str, Any]], to
     driver = Driver(tokens)
     for what, which in order:
         getattr(driver, what)(which)
-        assert driver.router.ledger.drift() == 0
+        assert driver.router.known.ledger.drift() == 0
     for which in range(len(driver.routes)):
         driver.end(which)
-    assert all(driver.router.ledger.load(name) == Load() for name in driver.names)
+    assert all(driver.router.known.ledger.load(name) == Load() for name in driver.names)

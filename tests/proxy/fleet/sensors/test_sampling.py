@@ -119,7 +119,7 @@ async def test_an_entry_that_comes_again_may_have_another_sensor(tmp_path: Path)
                 return [reading.celsius for reading in readings.of("a")]
 
             await until(lambda: degrees() == [61.0], "of the first one")
-            ledger = proxy.server.state.router.ledger
+            ledger = proxy.server.state.router.known.ledger
             lease = ledger.open(ledger.charge("a", Phase.DECODE, 1))  # so that it goes on draining
             assert (await call(proxy, "DELETE", "/instances/a?drain=true"))[0] == 202
             assert (await call(proxy, "POST", "/instances", {"instance": second}))[0] == 200
