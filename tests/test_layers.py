@@ -42,8 +42,8 @@ MOST_ENTRIES = 12
 MOST_CHAINED = 13
 """Modules on the longest chain of imports: a command of `analysis` down to `core.types`."""
 IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threading", "time"}
-PURE_THIRD_PARTY = {"xxhash", "orjson"}
-"""orjson: `protocol` reads JSON; the core does not (`test_the_core_is_pure`)."""
+PURE_THIRD_PARTY = {"xxhash", "orjson", "multidict"}
+"""orjson, multidict: `protocol` reads JSON and headers; the core does not."""
 
 
 def name_of(path: Path) -> str:
@@ -126,7 +126,8 @@ def test_core_and_protocol_import_no_other_part_of_the_proxy() -> None:
 
 def _impure(name: str) -> set[str]:
     tops = {module.split(".")[0] for module in imported(name)} - {"proxy"}
-    third_party = PURE_THIRD_PARTY - ({"orjson"} if name.startswith("proxy.core") else set())
+    core = name.startswith("proxy.core")
+    third_party = PURE_THIRD_PARTY - ({"orjson", "multidict"} if core else set())
     return tops & IMPURE | tops - third_party - sys.stdlib_module_names
 
 

@@ -790,9 +790,7 @@ class RequestFlow:
             router.retry(route, self._facts, now_s, free)
             return self._repeat(event, now_s)
         name = route.decode.name
-        is_out = name in fleet.open() or (
-            avoids and name in fleet.failing(self._facts.asker)
-        )
+        is_out = name in fleet.open() or (avoids and name in fleet.failing(self._facts.asker))
         is_there = fleet.is_used(name) and not is_out
         if not (may_repeat(kind, self.retries) and is_there):
             return [self._give_up(event)]
