@@ -2,8 +2,8 @@
 
 A parser in C has the interpreter until it is done, in a thread too. So a document that would take
 more than some 5 ms is refused: its brackets, names and values are counted first, as each becomes an
-object. Lines of metrics are parsed in turns of less than a millisecond, with pauses for the event
-loop. A thread would not do: the loop waits for the interpreter at each event of a socket.
+object. Lines of metrics are parsed in turns below these 5 ms, with pauses for the event loop. A
+thread would not do: the loop waits for the interpreter at each event of a socket.
 """
 
 from __future__ import annotations
