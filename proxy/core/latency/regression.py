@@ -155,98 +155,94 @@ def _faded(
 
 PRIOR_LEFT: Final = 0.02
 """The prior's weight does not fall below this part, so that there always is one solution."""
+Four = tuple[float, float, float, float]
+"""A value for each term. Tuples of fixed length stay numbers of the machine when compiled."""
 
 
 class JointRegression:
-    """y = sum of c[i] * x[i] with all c >= 0, by least squares of relative errors with forgetting.
+    """y = sum of c[i] * x[i] of four terms with all c >= 0, by least squares with forgetting.
 
     For terms that only show together. Errors are relative to all of y. Coefficients are kept in
     units of the prior's; `prior` must be above 0 everywhere. `points`: rows x of the prior, and how
     many observations each of them counts as.
     """
 
-    __slots__ = ("_a", "_b", "_left", "_prior", "_prior_a", "_prior_b", "c")
+    __slots__ = ("_left", "_prior", "_prior_sums", "_sums", "c")
 
-    def __init__(
-        self, prior: Sequence[float], points: Sequence[tuple[Sequence[float], float]]
-    ) -> None:
-        count = len(prior)
-        self.c = list(prior)
-        self._prior = list(prior)
+    def __init__(self, prior: Four, points: Sequence[tuple[Four, float]]) -> None:
+        self.c = self._prior = prior
         self._left = 1.0
-        self._a = [[0.0] * count for _ in range(count)]
-        self._b = [0.0] * count
+        # Of the normal equations: the matrix's upper triangle by rows, then the right side.
+        self._prior_sums = [0.0] * 14
         for x, weight in points:
-            self._add(x, self.at(x), self.at(x), weight)
-        self._prior_a, self._prior_b = self._a, self._b
-        self._a = [[0.0] * count for _ in range(count)]
-        self._b = [0.0] * count
+            terms = self._terms(x, self.at(x), self.at(x), weight)
+            self._prior_sums = [a + b for a, b in zip(self._prior_sums, terms, strict=True)]
+        self._sums = [0.0] * 14
 
-    def at(self, x: Sequence[float]) -> float:
+    def at(self, x: Four) -> float:
         """The predicted y."""
-        y = 0.0
-        for i in range(len(self.c)):
-            y += self.c[i] * x[i]
-        return y
+        c = self.c
+        return c[0] * x[0] + c[1] * x[1] + c[2] * x[2] + c[3] * x[3]
 
-    def learn(self, x: Sequence[float], y: float, beside: float) -> None:
+    def learn(self, x: Four, y: float, beside: float) -> None:
         """Add an observation of `y`, of which `beside` is not explained by these terms."""
         whole = self.at(x) + beside
         if whole <= 0.0 or y <= 0.0:
             return
         kept = 1.0 - 1.0 / WINDOW
         self._left *= kept
-        for i in range(len(self.c)):
-            self._b[i] *= kept
-            row = self._a[i]
-            for j in range(len(self.c)):
-                row[j] *= kept
-        self._add(x, min(max(y, whole / CLIP), whole * CLIP) - beside, whole, 1.0)
+        terms = self._terms(x, min(max(y, whole / CLIP), whole * CLIP) - beside, whole, 1.0)
+        self._sums = [a * kept + b for a, b in zip(self._sums, terms, strict=True)]
         self._solve()
 
-    def _add(self, x: Sequence[float], y: float, whole: float, weight: float) -> None:
-        count = len(self.c)
-        scaled = [x[i] * self._prior[i] / whole for i in range(count)]
-        for i in range(count):
-            part = weight * scaled[i]
-            self._b[i] += part * y / whole
-            row = self._a[i]
-            for j in range(count):
-                row[j] += part * scaled[j]
+    def _terms(self, x: Four, y: float, whole: float, weight: float) -> list[float]:
+        """What an observation adds to the sums."""
+        p = self._prior
+        a, b = x[0] * p[0] / whole, x[1] * p[1] / whole
+        c, d = x[2] * p[2] / whole, x[3] * p[3] / whole
+        wa, wb, wc, wd, y = weight * a, weight * b, weight * c, weight * d, y / whole
+        matrix = [wa * a, wa * b, wa * c, wa * d, wb * b, wb * c, wb * d, wc * c, wc * d, wd * d]
+        return [*matrix, wa * y, wb * y, wc * y, wd * y]
 
     def _solve(self) -> None:
         """Least squares; while a coefficient would be negative, the most negative one is 0."""
         left = max(self._left, PRIOR_LEFT)
-        free = list(range(len(self.c)))
-        found = self._solved(free, left)
-        while free and min(found) < 0.0:
-            del free[found.index(min(found))]
-            found = self._solved(free, left)
-        self.c = [0.0] * len(self.c)
-        for i, value in zip(free, found, strict=True):
-            self.c[i] = value * self._prior[i]
+        sums = [a + left * b for a, b in zip(self._sums, self._prior_sums, strict=True)]
+        free = [True, True, True, True]
+        found = _solved(sums, free)
+        while (worst := min(found)) < 0.0:
+            free[found.index(worst)] = False
+            found = _solved(sums, free)
+        p = self._prior
+        self.c = found[0] * p[0], found[1] * p[1], found[2] * p[2], found[3] * p[3]
 
-    def _solved(self, free: list[int], left: float) -> list[float]:
-        """The coefficients of the `free` terms, all others being 0, by elimination."""
-        rows = [
-            [self._a[i][j] + left * self._prior_a[i][j] for j in free]
-            + [self._b[i] + left * self._prior_b[i]]
-            for i in free
-        ]
-        count = len(free)
-        for i in range(count):
-            pivot = rows[i]
-            for k in range(i + 1, count):
-                ratio = rows[k][i] / pivot[i]
-                for j in range(i, count + 1):
-                    rows[k][j] -= ratio * pivot[j]
-        found = [0.0] * count
-        for i in range(count - 1, -1, -1):
-            rest = rows[i][count]
-            for j in range(i + 1, count):
-                rest -= rows[i][j] * found[j]
-            found[i] = rest / rows[i][i]
-        return found
+
+def _solved(sums: list[float], free: list[bool]) -> Four:
+    """The solution in which the terms that are not `free` are 0, by elimination.
+
+    `sums`: the matrix's upper triangle, which is symmetric, and the right side.
+    """
+    aa, ab, ac, ad, bb, bc, bd, cc, cd, dd, ay, by, cy, dy = sums
+    if not free[0]:
+        aa, ab, ac, ad, ay = 1.0, 0.0, 0.0, 0.0, 0.0
+    if not free[1]:
+        ab, bb, bc, bd, by = 0.0, 1.0, 0.0, 0.0, 0.0
+    if not free[2]:
+        ac, bc, cc, cd, cy = 0.0, 0.0, 1.0, 0.0, 0.0
+    if not free[3]:
+        ad, bd, cd, dd, dy = 0.0, 0.0, 0.0, 1.0, 0.0
+    r, s, t = ab / aa, ac / aa, ad / aa
+    bb, bc, bd, by = bb - r * ab, bc - r * ac, bd - r * ad, by - r * ay
+    cc, cd, cy = cc - s * ac, cd - s * ad, cy - s * ay
+    dd, dy = dd - t * ad, dy - t * ay
+    r, s = bc / bb, bd / bb
+    cc, cd, cy = cc - r * bc, cd - r * bd, cy - r * by
+    dd, dy = dd - s * bd, dy - s * by
+    r = cd / cc
+    d = (dy - r * cy) / (dd - r * cd)
+    c = (cy - cd * d) / cc
+    b = (by - bc * c - bd * d) / bb
+    return (ay - ab * b - ac * c - ad * d) / aa, b, c, d
 
 
 RESIDUALS_WINDOW: Final = 128
