@@ -16,6 +16,7 @@ from proxy.protocol.endpoints import ENDED, ENDED_BY_NAME, LAST_EVENTS, OTHER, D
 from proxy.protocol.streams.sse import (
     LAST_BYTES,
     Scanner,
+    carries_content,
     first_event,
     is_error_event,
     names_the_end,
@@ -38,8 +39,16 @@ _TOLD: Final = re.compile(
 )
 """The parts of a stream that report its end."""
 _CHOICES: Final = b'"choices"'
+_A_CHOICE: Final = b'"choices":[{'
 _NO_CHOICE: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _HINTS: Final = (*_BROKEN_HINTS, b"[DONE]")
+_PLAIN: Final = {
+    Dialect.CHAT: (_BROKEN_HINTS, b"[DONE]"),
+    Dialect.COMPLETIONS: (_BROKEN_HINTS, b"[DONE]"),
+    Dialect.MESSAGES: (_BROKEN_HINTS, b"message_stop"),
+    Dialect.RESPONSES: (_FAILED_HINTS, b"response.completed"),
+}
+"""Traces of an end that is a fault, and of a good one."""
 _NAMED_HINTS: Final = (*_BROKEN_HINTS, b"message_stop", b"response.")
 """Without any of them a stream that has begun is not at its end."""
 _OBJECT: Final = re.compile(rb"\s*[{\[]")
@@ -65,7 +74,7 @@ def broken(
     else:
         return None
     seen = seen[-most:]
-    if hints[0] not in seen and hints[1] not in seen:
+    if seen.rfind(hints[0]) < 0 and seen.rfind(hints[1]) < 0:
         return None
     if is_stream and dialect is Dialect.RESPONSES:
         seen = _last_line(seen)  # items of the output have a status too, in events of their own
@@ -121,10 +130,11 @@ def why_hollow(row: Endpoint, kind: bytes, body: bytes) -> str | None:
     if not row.teaches:
         return None
     is_object = body.startswith(b"{") or _OBJECT.match(body) is not None
-    if not is_object or (b'"error"' in body and _ERROR.match(body) is not None):
+    if not is_object or (body.rfind(b'"error"') >= 0 and _ERROR.match(body) is not None):
         return "it is not an answer of this path"
     at = body.find(_CHOICES) if row.dialect in _CHUNKS else -1
-    has_none = at >= 0 and _NO_CHOICE.match(body, at) is not None
+    is_plain = at < 0 or body.startswith(_A_CHOICE, at)
+    has_none = not is_plain and _NO_CHOICE.match(body, at) is not None
     return EMPTY if has_none else broken(row.dialect, body, is_stream=False)
 
 
@@ -136,7 +146,8 @@ def why_hollow_stream(
     `may_move`: once it has a token it migrates, whatever its end is.
     """
     hints = _NAMED_HINTS if dialect in ENDED_BY_NAME else _HINTS
-    if dialect not in ENDED or not (is_over or max(map(head.rfind, hints)) >= 0):
+    may_be_over = is_over or max(map(head.rfind, hints)) >= 0
+    if dialect not in ENDED or not may_be_over or _is_plainly_good(dialect, head):
         return None
     event = first_event(head)
     if event is None or is_error_event(event):
@@ -150,6 +161,18 @@ def why_hollow_stream(
     if is_over:
         return ends_hollow(dialect, head, has_content=scanner.has_content)
     return _breaks(dialect, head)
+
+
+def _is_plainly_good(dialect: Dialect, head: bytes) -> bool:
+    """Whether a stream has content in front of its end, and no trace of an end that is a fault.
+
+    That is most of those that come in one piece; the others are looked at event by event.
+    """
+    hints, end = _PLAIN[dialect]
+    if head.rfind(hints[0]) >= 0 or head.rfind(hints[1]) >= 0:
+        return False
+    at = head.find(end)
+    return carries_content(head if at < 0 else head[:at])
 
 
 def _breaks(dialect: Dialect, head: bytes) -> str | None:

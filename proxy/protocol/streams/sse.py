@@ -37,6 +37,7 @@ _CONTENT_BYTES: Final = 64
 """A match of `_CONTENT` is not longer, unless JSON is padded with blanks."""
 _USAGE: Final = re.compile(rb'(?<!\\)"usage"\s*:\s*\{')
 """Begins a member `usage` with an object, but no JSON string, in which its quotes are escaped."""
+_USAGE_KEY: Final = b'"usage"'
 _NUMBERS: Final = re.compile(rb"(?<=\[)(?:\s*\d{1,20}\s*,)+")
 """All but the last of a list of whole numbers: after `usage` vLLM may write the prompt's ids."""
 _SKIPPED: Final = b"data:\n\n"
@@ -64,6 +65,9 @@ _LAST_NAMED: Final = re.compile(rb"\n%b(?:error|%b)\b" % (_NAME, _NAMES))
 _END: Final = re.compile(rb"\n(?:data:\s*\[DONE\]|%b(?:%b)\b)" % (_NAME, _NAMES))
 """Marks of a stream's end, each at the start of a line: a JSON string, which a model may write,
 contains no line start."""
+_DONE_LINE: Final = b"data: [DONE]"
+_DONE: Final = b"\n%b\n\n" % _DONE_LINE
+"""The end of most streams."""
 _HINTS: Final = (b"[DONE]", b"\nevent:", b'{"type"')
 _ERROR_HINT: Final = b"error"
 _UNKNOWN: Final = b"\n"
@@ -75,6 +79,7 @@ a size first occurs. Not a `Memo`: an index takes 22 ns, a look-up in one 53, an
 every piece of every stream.
 """
 _LINE_START: Final = b'data: {"'
+_TYPED: Final = b'data: {"type"'
 _ERROR_KEY: Final = ord("e")
 
 
@@ -82,6 +87,11 @@ def events_end(data: bytes | bytearray, start: int = 0) -> int:
     """End of the last whole event at or after `start`; 0 without one."""
     plain, crlf = data.rfind(b"\n\n", start), data.rfind(b"\n\r\n", start)
     return plain + 2 if plain >= crlf and plain >= 0 else crlf + 3 if crlf >= 0 else 0
+
+
+def carries_content(events: bytes) -> bool:
+    """Whether these events have content: text, reasoning or a call of a tool."""
+    return _CONTENT.search(events) is not None
 
 
 def end_of_stream(events: bytes) -> int:
@@ -147,6 +157,7 @@ class Scanner:
         "_ended",
         "_error",
         "_first",
+        "_has_first",
         "_last",
         "_looked_to",
         "_open",
@@ -166,7 +177,7 @@ class Scanner:
         self._open = b""
         self._edge = b""
         self._recent = bytearray(b"\n")
-        self._ended = False
+        self._ended = self._has_first = False
         self._first = self._error = self._last = b""
 
     def takes(self, wire: bytes) -> bytes:
@@ -189,7 +200,7 @@ class Scanner:
             return b""
         if wire.find(b"\n", begin) != size - 4:
             return b""
-        if wire.rfind(b'"usage"') >= 0 and not _is_without_usage(wire):
+        if wire.rfind(_USAGE_KEY) >= 0 and not _is_without_usage(wire):
             return b""
         self.events += 1
         self.size += size - begin + len(_LINE_START) - 2
@@ -216,10 +227,8 @@ class Scanner:
         self._recent_to = self.size
         if not self.has_content:
             seen = self._edge + data
-            self.has_content = _CONTENT.search(seen) is not None
+            self.has_content = carries_content(seen)
             self._edge = seen[-_CONTENT_BYTES:]
-            if self.has_content:
-                self._first = _first_data(self._recent)
         if len(self._recent) > 3 * TAIL_BYTES:
             self._look_back()
             self._drop_oldest()
@@ -232,6 +241,8 @@ class Scanner:
 
     def _drop_oldest(self) -> None:
         recent = self._recent
+        if not self._has_first and recent.find(b"\ndata:") >= 0:
+            self._has_first, self._first = True, _first_data(recent)
         if (start := _last_usage(recent, len(recent))) >= 0:
             recent[start:] = _NUMBERS.sub(b"", recent[start:])
         if len(recent) > 2 * TAIL_BYTES:
@@ -244,8 +255,10 @@ class Scanner:
             return
         self._looked_to = self._recent_to
         # rfind is several times as fast as `in` where most of the text matches nothing.
-        if not self._ended and max(map(recent.rfind, _HINTS)) >= 0:
-            self._ended = _END.search(recent) is not None
+        if not self._ended:
+            self._ended = recent.endswith(_DONE) or (
+                max(map(recent.rfind, _HINTS)) >= 0 and _END.search(recent) is not None
+            )
         if not self._error and recent.rfind(_ERROR_HINT) >= 0:
             found = _ERROR_LINE.search(recent)
             self._error = bytes(found[1][:CARRY_BYTES]) if found else b""
@@ -275,11 +288,11 @@ class Scanner:
     @property
     def first_data(self) -> bytes:
         """The JSON data of the stream's first event that is not a ping; empty where it is long."""
-        return self._first or _first_data(self._recent)
+        return self._first if self._has_first else _first_data(self._recent)
 
 
 def _is_without_usage(event: bytes) -> bool:
-    return event.count(b'"usage"') == event.count(b'"usage":null')
+    return event.count(_USAGE_KEY) == event.count(b'"usage":null')
 
 
 def _learn(size: int) -> None:
@@ -295,13 +308,21 @@ def _first_data(seen: bytearray) -> bytes:
     return bytes(found[1]) if found and found.end() - found.start() <= TAIL_BYTES else b""
 
 
-def _last_usage(seen: bytes | bytearray, end: int) -> int:
-    """Start of the last member `usage` before `end`; -1 without one."""
-    while (start := seen.rfind(b'"usage"', 0, end)) >= 0:
+def _last_usage(seen: bytes | bytearray, end: int, begin: int = 0) -> int:
+    """Start of the last member `usage` from `begin` to `end`; -1 without one."""
+    while (start := seen.rfind(_USAGE_KEY, begin, end)) >= 0:
         if _USAGE.match(seen, start):
             return start
         end = start
     return -1
+
+
+def _is_behind_usage(line: bytes | bytearray) -> bool:
+    if not line.startswith(b"data:"):
+        return line.startswith((b":", b"event:"))
+    if line.startswith(_LINE_START) and not line.startswith(_TYPED):
+        return False  # its first member is not `type`: no regular expression is needed
+    return line == _DONE_LINE or _BEHIND_USAGE.fullmatch(line) is not None
 
 
 def usage_member(seen: bytes | bytearray, opening: bytes = b"{") -> bytes | None:
@@ -315,8 +336,7 @@ def usage_member(seen: bytes | bytearray, opening: bytes = b"{") -> bytes | None
     while end > 0:
         begin = seen.rfind(b"\n", 0, end) + 1
         line = seen[begin:end].strip()
-        is_other = line.startswith((b":", b"event:")) or _BEHIND_USAGE.fullmatch(line)
-        if line and not is_other:
+        if line and not _is_behind_usage(line):
             break
         end = begin - 1
     start = _last_usage(seen, end) if end > 0 else -1
@@ -328,8 +348,8 @@ def usage_member(seen: bytes | bytearray, opening: bytes = b"{") -> bytes | None
             found = _NUMBERS.sub(b"", found)
         if len(found) > TAIL_BYTES:
             break
-        earlier = _last_usage(seen, start)
-        if earlier < begin or object_of(opening + found):
+        earlier = _last_usage(seen, start, begin) if start > begin else -1
+        if earlier < 0 or object_of(opening + found):
             return opening + found
         start = earlier  # this one is further in, such as a tool's parameter
     return None

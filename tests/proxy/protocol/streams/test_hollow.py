@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.protocol.endpoints import OTHER, Dialect, endpoint_of
 from proxy.protocol.streams.hollow import ends_hollow, why_hollow, why_hollow_stream
@@ -176,3 +178,46 @@ def test_many_matches_take_no_time() -> None:
         + b',"t":[%b]}\n\n' % b",".join([b'{"p":{"finish_reason":"abort"}}'] * 3000)
     )
     assert why_hollow_stream(Dialect.CHAT, head, is_over=False) is None
+
+
+CHUNKS = [
+    b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}]}\n\n',
+    b'data: {"choices":[{"delta":{"content":""}}]}\n\n',
+    b'data: {"choices":[{"delta":{},"finish_reason":"abort"}]}\n\n',
+    b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n',
+    b'data: {"choices":[{"text":"[DONE] \\"error\\" message_stop"}]}\n\n',
+    b'data: {"error":{"message":"x"}}\n\n',
+    b": ping\n\n",
+    DONE,
+]
+MESSAGES = [
+    b'event: message_start\ndata: {"type":"message_start","message":{"usage":{}}}\n\n',
+    b'event: content_block_delta\ndata: {"delta":{"type":"text_delta","text":"a"}}\n\n',
+    b'event: error\ndata: {"type":"error","error":{"message":"x"}}\n\n',
+    b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+]
+EVENTS = [
+    b'event: response.created\ndata: {"response":{"status":"in_progress"}}\n\n',
+    b'event: response.output_text.delta\ndata: {"delta":"a"}\n\n',
+    b'event: response.completed\ndata: {"response":{"status":"completed"}}\n\n',
+    b'event: response.failed\ndata: {"response":{"status":"failed"}}\n\n',
+]
+OF_DIALECT = {
+    Dialect.CHAT: CHUNKS,
+    Dialect.COMPLETIONS: CHUNKS,
+    Dialect.MESSAGES: MESSAGES,
+    Dialect.RESPONSES: EVENTS,
+}
+SLOW = b': "error" "failed"\n\n'
+"""A comment that says nothing, but has the traces of faults: nothing behind it is plainly good."""
+
+
+@pytest.mark.parametrize("dialect", OF_DIALECT)
+@given(st.data(), st.booleans(), st.booleans())
+def test_a_stream_that_is_plainly_good_is_good(
+    dialect: Dialect, data: st.DataObject, is_over: bool, may_move: bool
+) -> None:
+    pieces = st.lists(st.sampled_from(OF_DIALECT[dialect]), min_size=1, max_size=6)
+    head = data.draw(pieces.map(b"".join))
+    quick = why_hollow_stream(dialect, head, is_over=is_over, may_move=may_move)
+    assert quick == why_hollow_stream(dialect, SLOW + head, is_over=is_over, may_move=may_move)
