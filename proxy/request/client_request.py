@@ -11,6 +11,7 @@ from aiohttp import hdrs, web
 
 from proxy.config.in_force import BodyLimits
 from proxy.core.connectors.base import Edits
+from proxy.net.server.aiohttp_adapter import taken_whole
 from proxy.net.server.connection import connection_of
 from proxy.net.timeouts import RateLimit
 from proxy.protocol.body import (
@@ -82,7 +83,7 @@ async def read(
     if not is_whole and (request.content_length or 0) > limits.bytes:
         raise _too_large(limits)
     if is_whole:  # nearly all come with their head, and take no room until they are examined
-        raw = content.read_nowait()
+        raw = taken_whole(content)
         members, found = await _understood(request, raw, grant, limits, large, None)
     else:
         owner = owner_of(request, grant)

@@ -19,7 +19,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.http_writer import StreamWriter
-from aiohttp.streams import StreamReader
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import ERROR, RequestHandler, _ErrInfo
 from multidict import CIMultiDict
 
@@ -122,6 +122,19 @@ class AiohttpConnection(RequestHandler):
         if resp._eof_sent and not self._upgraded:
             return resp, False
         return await super().finish_response(request, resp, start_time)
+
+
+def taken_whole(content: StreamReader) -> bytes:
+    """A body that is there to its end, which nobody has read of.
+
+    Nearly all have come in one piece: it is taken without the calls for any other one.
+    """
+    pieces = () if content is EMPTY_PAYLOAD else content._buffer
+    is_plain = len(pieces) == 1 and content._exception is None and not content._buffer_offset
+    if not is_plain or content._protocol._reading_paused:
+        return content.read_nowait()
+    content._size = 0
+    return content._buffer.popleft()
 
 
 def release_task(request: web.BaseRequest) -> None:

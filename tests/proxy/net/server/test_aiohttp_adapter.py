@@ -11,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import web, web_protocol
+from aiohttp import StreamReader, web, web_protocol
 from aiohttp.base_protocol import BaseProtocol
 
 ROOT = Path(__file__).parents[4]
@@ -31,6 +31,7 @@ NAMES: dict[type, set[str]] = {
         *("_process_keepalive", "_request_count", "_request_factory", "_request_handler"),
         *("_resume_reading_if_drained", "_task_handler", "_waiter"),
     },
+    StreamReader: {"_buffer", "_buffer_offset", "_exception", "_protocol", "_size"},
     web.Server: {"_connections", "_kwargs", "_loop"},
     web.AppRunner: {"_make_server"},
     web.BaseSite: {"_backlog", "_runner", "_server", "_ssl_context"},
