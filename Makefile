@@ -98,7 +98,7 @@ soak: $(VENV)/.installed-dev
 
 ## Load with hostile requests beside it in every second minute: what the others lose, and wait.
 soak-hostile: $(VENV)/.installed-dev
-	$(BIN)/python -m bench.faults.soak --minutes $(SOAK_MINUTES) --rate 200 --hostile 0.01
+	$(BIN)/python -m bench.faults.soak --minutes $(SOAK_MINUTES) --rate 100 --hostile 0.01
 
 ## The proxy in front of real vLLM engines on the CPU; VLLM="-k faults" for a part of it.
 test-vllm: $(VENV)/.installed-dev

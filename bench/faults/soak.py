@@ -6,12 +6,14 @@ Engines are simulated, in this process, each behind a fault proxy; the proxy is 
 own. A request is lost when it has no answer, or one that ends clean without its end. Refusals and
 streams that say that they were cut are counted apart: that is what a fault may do.
 
-    python -m bench.faults.soak --minutes 30 --rate 200 --hostile 0.01
+    python -m bench.faults.soak --minutes 30 --rate 100 --hostile 0.01
 
-Without faults, and with a share of hostile requests (`hostile.py`) beside the others in every
-second phase, in which one of the engines is hostile too: such a phase lasts `--phase` seconds, all
-of them `--minutes` together. What the others feel is compared between the phases of one run. They
-may lose nothing, and a refusal is a loss here. The good engines may not be ejected.
+Without faults. Phases take turns: quiet ones; ones in which a share of hostile requests
+(`hostile.py`) goes to another proxy on this machine, which others do not use; and ones in which it
+comes to this proxy, and one of its engines is hostile too. Those last `--phase` seconds, all of
+them `--minutes` together. The others may lose nothing, and a refusal is a loss here. The good
+engines may not be ejected. What the attack takes of the machine it takes elsewhere too, so the
+others' TTFT is held against that.
 """
 
 from __future__ import annotations
@@ -298,24 +300,26 @@ class Alternation:
     """
 
     proxy: Command
-    told: Sequence[asyncio.subprocess.Process]
-    """Who is hostile in every second phase: clients, and one of the engines."""
+    here: Sequence[asyncio.subprocess.Process]
+    """Who is hostile to this proxy: clients, and one of its engines."""
+    elsewhere: Sequence[asyncio.subprocess.Process]
+    """The same of another proxy, with an engine of its own."""
     quiet_windows: list[Phase] = field(default_factory=list)
+    elsewhere_windows: list[Phase] = field(default_factory=list)
     hostile_windows: list[Phase] = field(default_factory=list)
     unused: Phase = field(default_factory=Phase)
 
     def __post_init__(self) -> None:
         self.now = self.unused
 
-    @property
-    def quiet(self) -> Phase:
-        """All quiet phases together."""
-        return together(self.quiet_windows)
-
-    @property
-    def hostile(self) -> Phase:
-        """All hostile phases together."""
-        return together(self.hostile_windows)
+    def kinds(self) -> dict[str, Phase]:
+        """All phases of each kind together."""
+        kinds = {
+            "quiet": self.quiet_windows,
+            "hostile elsewhere": self.elsewhere_windows,
+            "hostile": self.hostile_windows,
+        }
+        return {name: together(windows) for name, windows in kinds.items()}
 
     async def run(self, minutes: float, phase_s: float) -> None:
         """Warm up, then switch until the hostile phases have lasted so long."""
@@ -324,12 +328,20 @@ class Alternation:
         while left_s > 0:
             length_s = min(phase_s, left_s)
             await self._window(self.quiet_windows, length_s / WINDOWS)
-            self._tell(b"on")
-            for _ in range(WINDOWS):
-                await self._window(self.hostile_windows, length_s / WINDOWS)
-            self._tell(b"off")
+            await self._hostile(self.elsewhere, self.elsewhere_windows, length_s)
+            self.now = self.unused
+            await spend(SETTLE_S)
+            await self._hostile(self.here, self.hostile_windows, length_s)
             await spend(SETTLE_S)
             left_s -= length_s
+
+    async def _hostile(
+        self, who: Sequence[asyncio.subprocess.Process], among: list[Phase], length_s: float
+    ) -> None:
+        _tell(who, b"on")
+        for _ in range(WINDOWS):
+            await self._window(among, length_s / WINDOWS)
+        _tell(who, b"off")
 
     async def _window(self, among: list[Phase], length_s: float) -> None:
         phase = self.now = Phase()
@@ -341,10 +353,11 @@ class Alternation:
     async def _lag(self) -> Counter[str]:
         return Counter(buckets(await self.proxy.exposition(), LAG))
 
-    def _tell(self, word: bytes) -> None:
-        for child in self.told:
-            assert child.stdin is not None
-            child.stdin.write(word + b"\n")
+
+def _tell(children: Iterable[asyncio.subprocess.Process], word: bytes) -> None:
+    for told in children:
+        assert told.stdin is not None
+        told.stdin.write(word + b"\n")
 
 
 def together(phases: Iterable[Phase]) -> Phase:
@@ -387,7 +400,8 @@ async def beside_hostile(args: argparse.Namespace, folder: Path) -> list[str]:
         await proxy.up(ENGINES)
         rate = args.rate * args.hostile
         attacker = await stack.enter_async_context(child("attack", proxy.url, str(rate)))
-        turns = Alternation(proxy, [attacker, engines[0]])
+        elsewhere = await stack.enter_async_context(another(folder, rate))
+        turns = Alternation(proxy, [attacker, engines[0]], elsewhere)
         fds = await rest(proxy)
         begun_s, ticks = time.monotonic(), cpu_ticks()
         async with asyncio.TaskGroup() as group:
@@ -410,6 +424,20 @@ async def beside_hostile(args: argparse.Namespace, folder: Path) -> list[str]:
     ejected = [line for line in ejected if line not in liars]
     found = judge_phases(turns, classes, ejected) + judge_process(seen, minutes, left)
     return found + broken
+
+
+@asynccontextmanager
+async def another(folder: Path, rate: float) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    """Another proxy that can be attacked, of its own engine: its attacker, and the engine."""
+    beside = folder / "elsewhere"
+    beside.mkdir()
+    async with contextlib.AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(child("engine"))
+        address = (await line_of(engine)).decode().strip()
+        proxy = await stack.enter_async_context(command(beside, [address], *OPTIONS, checks=False))
+        await proxy.up(1)
+        attacker = await stack.enter_async_context(child("attack", proxy.url, str(rate)))
+        yield [attacker, engine]
 
 
 async def broken_invariants(proxy: Command) -> list[str]:
@@ -460,7 +488,7 @@ def cpu_ticks() -> list[int]:
 def table(turns: Alternation, classes: dict[str, dict[str, int]]) -> None:
     """What the others felt by kind of phase, and what became of the hostile requests."""
     say(f"{'phases':<28}{'requests':>10}{'lost':>6}{'TTFT p50':>11}{'p99':>11}{'loop lag p99':>16}")
-    for name, phase in (("quiet", turns.quiet), ("hostile", turns.hostile)):
+    for name, phase in turns.kinds().items():
         p50, p99 = phase.percentile_ms(0.5), phase.percentile_ms(0.99)
         total, lag_s = sum(phase.ended.values()), quantile_bound_s([phase.lag], 0.99)
         lag = "-" if lag_s is None else f"<= {1e3 * lag_s:g} ms"
@@ -474,16 +502,17 @@ def judge_phases(
     turns: Alternation, classes: dict[str, dict[str, int]], ejected: list[str]
 ) -> list[str]:
     """What hostile requests did to the others."""
-    quiet, hostile = turns.quiet, turns.hostile
-    quiet_ms, lost = quiet.percentile_ms(0.99), quiet.lost + hostile.lost
-    ratio = hostile.percentile_ms(0.99) / quiet_ms if quiet_ms else math.inf
+    kinds = turns.kinds()
+    quiet, elsewhere, hostile = kinds.values()
+    lost, hostile_ms = sum(phase.lost for phase in kinds.values()), hostile.percentile_ms(0.99)
+    to_quiet, ratio = (hostile_ms / max(p.percentile_ms(0.99), 1e-3) for p in (quiet, elsewhere))
     say(
-        f"TTFT p99 beside hostile requests: x {ratio:.2f}; lost: {lost}; "
-        f"ejections of good engines: {len(ejected)}"
+        f"TTFT p99 beside hostile requests, to hostile elsewhere: x {ratio:.2f}, to quiet: x "
+        f"{to_quiet:.2f}; lost: {lost}; ejections of good engines: {len(ejected)}"
     )
-    quiet_ms, hostile_ms = p99_ms(turns.quiet_windows), p99_ms(turns.hostile_windows)
-    say(f"  p99 of the median window: {quiet_ms:.1f} ms quiet, {hostile_ms:.1f} ms hostile")
-    problems = [f"{lost} requests lost: {quiet.ended}, {hostile.ended}"] if lost else []
+    windows = turns.quiet_windows, turns.elsewhere_windows, turns.hostile_windows
+    say("  p99 of the median window, ms: " + ", ".join(f"{p99_ms(kind):.1f}" for kind in windows))
+    problems = [f"{lost} requests lost: {[p.ended for p in kinds.values()]}"] if lost else []
     if ratio > TTFT_RATIO:
         problems.append(f"TTFT p99 x {ratio:.2f} beside hostile requests")
     if ejected:
