@@ -49,7 +49,7 @@ _PARTS = ("bootstrap", "gpus", "thermal", *FORMS)
 """Parts after an instance's address, each after a semicolon."""
 _GPU_BEHIND = re.compile(r"([A-Za-z0-9._-]+:)?[0-9]{1,3}(-[0-9]{1,3})?(;|$)")
 """Matches the text after a comma that joined GPUs."""
-USERINFO = re.compile(r"[^\s'\",;/]+@")
+USERINFO = re.compile(r"(?<![^\s'\",;/])[^\s'\",;/]+@")
 """Matches the user part of an address: passwords are hidden from terminals, logs and answers."""
 _PATH = re.compile(r"/[!-~]+")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -71,7 +71,7 @@ MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
 WEIGHTS_FORM = "tenant=weight, comma separated, weights 0.1 to 100"
 _WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
 _BYTE_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-_SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([A-Za-z]*)")
+_SIZE = re.compile(r"([0-9]++(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)")
 _PREFIXES = "kmgtpe"
 _SIZES = {
     "": 1,

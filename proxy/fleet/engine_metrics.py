@@ -21,9 +21,9 @@ MOST = 1 << 53
 """A larger value is ignored: floats beyond it do not hold whole numbers exactly."""
 MOST_RANKS = 1024
 """An engine that names more data-parallel ranks is taken for one without."""
-_LABEL = re.compile(r'([a-zA-Z_]\w*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'(?<!\w)([a-zA-Z_]\w*+)[ \t]*+=[ \t]*+"((?:[^"\\]|\\.)*+)"')
 _NAME = re.compile(r"[a-zA-Z_:][\w:]*")
-_BRACES = re.compile(r'\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}')
+_BRACES = re.compile(r'\{((?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\}')
 _ESCAPED = re.compile(r"\\(.)")
 _NO_LABELS: Mapping[str, str] = {}
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")

@@ -27,7 +27,7 @@ LOGPROBS_MAX: Final = 20
 STOPS_MAX: Final = 4
 """Stop strings that every vLLM takes (VLLM_MAX_STOP_STRINGS)."""
 _TRUE: Final = frozenset({"1", "on", "t", "true", "y", "yes"})
-_WHOLE: Final = re.compile(r"\s*([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0*)?\s*", re.ASCII)
+_WHOLE: Final = re.compile(r"\s*+([+-]?[0-9]++(?:_[0-9]++)*+)(?:\.0*+)?\s*+", re.ASCII)
 _DIGITS_MAX: Final = 4300
 """Pydantic refuses longer numbers in strings, as Python does."""
 

@@ -18,7 +18,7 @@ LAST_ENDS: Final = 8
 """Ends of messages that are looked at: those that conversations share, and the last turns."""
 IDS: Final = "I"
 """Array type of token ids: 4 bytes each, like a token of text by the prior."""
-_INLINED = re.compile(r"data:([a-z]*)[^,\s]{0,128};base64,")
+_INLINED = re.compile(r"data:([a-z]*+)[^,\s]{0,128};base64,")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{32,}\r?\n)*[A-Za-z0-9+/_-]*={0,2}\s*")
 _DATA_CHARS: Final = 1024
 """A string of so many of these letters, in a member that the table does not know, is not text."""

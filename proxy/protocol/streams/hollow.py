@@ -32,7 +32,8 @@ _FAILED_HINTS: Final = (b'"cancelled"', b'"failed"')
 _IN_RESPONSE: Final = 1
 """Brackets around its status; in a stream one more, of the event."""
 _CHUNKS: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\Z)', re.DOTALL)
+"""Also one without an end, so that nothing behind it is tried again."""
 _TOLD: Final = re.compile(
     rb'"(?:finish_reason|stop_reason)"\s*:\s*["{]|"usage"\s*:\s*\{|'
     rb'"status"\s*:\s*"(?:completed|incomplete|queued|cancelled)"'
