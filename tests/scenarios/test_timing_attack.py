@@ -9,15 +9,18 @@ coin's: not one time differs. Without it, it is nearly always right.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import orjson
 import pytest
+from aiohttp import StreamReader, web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from proxy.config.in_force import BodyLimits, router_config
@@ -51,21 +54,13 @@ KEYS = "victim:key-1,attacker:key-2,other:key-3"
 BODY = BodyLimits(1 << 20, 60.0)
 
 
-class Loaded:
-    """A client's request that has come whole, and its content in one."""
-
-    method, raw_path, path = "POST", PATH, PATH
-    raw_headers = ()
-
-    def __init__(self, headers: CIMultiDictProxy[str], raw: bytes) -> None:
-        self.headers, self.content = headers, self
-        self._raw = raw
-
-    def is_eof(self) -> bool:
-        return True
-
-    def read_nowait(self) -> bytes:
-        return self._raw
+def loaded(headers: CIMultiDictProxy[str], raw: bytes) -> web.Request:
+    """A client's request that has come whole."""
+    protocol = BaseProtocol(asyncio.get_running_loop())
+    content = StreamReader(protocol, 1 << 20, loop=protocol._loop)
+    content.feed_data(raw)
+    content.feed_eof()
+    return make_mocked_request("POST", PATH, headers, payload=content)
 
 
 @dataclass(eq=False)
@@ -122,7 +117,7 @@ class Run:
     async def arrive(self, one: Sent, now_s: float) -> None:
         headers = CIMultiDictProxy(CIMultiDict({"Authorization": f"Bearer {one.key}"}))
         grant = self.access.grant(headers)
-        request: Any = Loaded(headers, orjson.dumps(chat(one.text, max_tokens=4)))
+        request = loaded(headers, orjson.dumps(chat(one.text, max_tokens=4)))
         out = await read(request, "r", BODY, grant, self.large)
         assert out.raw is not None
         parsed = orjson.loads(out.raw)  # as the engine reads it
