@@ -22,7 +22,7 @@ def told_counts(answer: bytes | None, dialect: Dialect, first_data: bytes = b"")
     prompt: Any
     cached: Any
     output: Any  # what an engine tells may be of any type
-    told = object_of(answer or b"")
+    told = object_of(answer) if answer else {}  # many clients do not ask for usage
     counts = _inner(told if "usage" in told else _inner(told, "response"), "usage")
     if dialect is Dialect.MESSAGES:
         prompt, cached = _of_message(counts)
