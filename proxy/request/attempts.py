@@ -1,7 +1,7 @@
-"""The legs of one request, run until an instance answers: performs the actions of its flow.
+"""The legs of one request, run until an instance answers: performs the steps of its flow.
 
 `core.routing.request_flow` decides which leg comes next, which instance is blamed and when to give
-up. Here its actions become requests to instances, log lines and counters, and their results become
+up. Here its steps become requests to instances, log lines and counters, and their results become
 its events.
 
 The legs of an offload are detached from the request. When the client leaves, P's connection is
@@ -23,7 +23,8 @@ from proxy.core.connectors.base import Edits
 from proxy.core.fleet.health import HOLLOW_KINDS
 from proxy.core.fleet.retries import busy_s
 from proxy.core.routing.actions import (
-    Action,
+    AwaitHedge,
+    Effect,
     FellBack,
     GiveUp,
     HangUpPrefill,
@@ -32,6 +33,7 @@ from proxy.core.routing.actions import (
     KeepDecode,
     KvUnreleased,
     LeftKv,
+    Leg,
     LegFailure,
     LegLimit,
     Pause,
@@ -42,6 +44,8 @@ from proxy.core.routing.actions import (
     SendDecode,
     SendHedge,
     SendPrefill,
+    Step,
+    Then,
 )
 from proxy.core.routing.request_flow import RequestFlow, State
 from proxy.core.types import FailureKind, Fallback
@@ -129,7 +133,7 @@ async def _look_for_length(answer: UpstreamResponse) -> None:
 
 
 class Attempts:
-    """Performs the actions of one request's flow. `row`: of its path."""
+    """Performs the steps of one request's flow. `row`: of its path."""
 
     __slots__ = (
         "_edits",
@@ -159,15 +163,16 @@ class Attempts:
 
     async def run(self, out: Outgoing) -> UpstreamResponse:
         """An instance's answer whose first event is good; raises the last UpstreamFailure."""
-        actions = self._flow.begin(self._owners.clock.now_s())
+        leg = self._flow.begin(self._owners.clock.now_s())
         self._may_move = isinstance(out.found.plan, Plan)
         try:
             while True:
                 try:
-                    found = await self._leg(out, actions[-1])
+                    found = await self._leg(out, leg)
                 except UpstreamFailure as failure:
-                    actions = await self._after(failure)
-                    if not isinstance(actions[-1], GiveUp):
+                    again = await self._after(failure)
+                    if isinstance(again, SendDecode):
+                        leg = again
                         continue
                     if self._held is None:
                         raise
@@ -175,19 +180,18 @@ class Attempts:
                     self._answered(found, self.hollow_of(found))
                 if isinstance(found, UpstreamResponse):
                     return found
-                actions = found
+                leg = found
         finally:
             if self._held is not None:
                 self._held.close()
 
-    async def _leg(self, out: Outgoing, leg: Action) -> list[Action] | UpstreamResponse:
-        """An answer that is to be passed on, or the next actions; raises UpstreamFailure.
+    async def _leg(self, out: Outgoing, leg: Leg) -> SendDecode | UpstreamResponse:
+        """An answer that is to be passed on, or the next leg; raises UpstreamFailure.
 
         One that is hollow is held where another instance may tell whose fault that is.
         """
         if isinstance(leg, SendPrefill):
             return await PrefillRace(self, out, leg).run()
-        assert isinstance(leg, SendDecode)
         answer = await self.decode(out, leg)
         why = self.hollow_of(answer)
         if why is None or not self._asks_about(why):
@@ -206,20 +210,19 @@ class Attempts:
     def _asks_about(self, why: UpstreamFailure) -> bool:
         return self._flow.asks_about(self.failure(why), self._owners.clock.now_s())
 
-    async def _after(self, failure: UpstreamFailure) -> list[Action]:
-        """Events after a failed decode leg, pauses included."""
+    async def _after(self, failure: UpstreamFailure) -> SendDecode | GiveUp:
+        """What comes after a failed decode leg and its pauses."""
         flow, clock = self._flow, self._owners.clock
         note_failure(self._record, self._record.decode_instance, str(failure))
         if failure.kind is FailureKind.REDIRECT:
             refusal = UpstreamFailure(FailureKind.HOLLOW, failure.detail, status=failure.status)
             failure = refusal if self._asks_about(refusal) else failure
-        actions = flow.decode_failed(self.failure(failure), clock.now_s(), random.random())
-        self.perform(actions)
-        while isinstance(pause := actions[-1], Pause):
-            await asyncio.sleep(pause.seconds)
-            actions = flow.pause_over(clock.now_s(), random.random())
-            self.perform(actions)
-        return actions
+        failed = self.failure(failure)
+        then = self.performed(flow.decode_failed(failed, clock.now_s(), random.random()))
+        while isinstance(then, Pause):
+            await asyncio.sleep(then.seconds)
+            then = self.performed(flow.pause_over(clock.now_s(), random.random()))
+        return then
 
     async def decode(self, out: Outgoing, leg: SendDecode | SendHedge) -> UpstreamResponse:
         """Send D's leg and wait for its first event; raises UpstreamFailure."""
@@ -272,7 +275,7 @@ class Attempts:
             return await decode_leg(out, d, edits, p, limit, on_sent)
 
         def on_left() -> bool:
-            return isinstance(flow.decode_left()[-1], KeepDecode) and replies[-1].be_the_last()
+            return isinstance(flow.decode_left(), KeepDecode) and replies[-1].be_the_last()
 
         def unwanted(reply: UpstreamResponse | None) -> None:
             if reply is not None:
@@ -298,8 +301,7 @@ class Attempts:
             return await prefill_leg(out, p, connector, leg_id, limit.seconds, on_sent)
 
         def on_left() -> bool:
-            hang_up = isinstance(flow.prefill_left()[-1], HangUpPrefill)
-            return hang_up and replies[-1].hang_up()
+            return isinstance(flow.prefill_left(), HangUpPrefill) and replies[-1].hang_up()
 
         def unwanted(result: Edits | Fallback | Unusable | None) -> None:
             self.prefill_unwanted(result, _left_by_cut(replies))
@@ -328,8 +330,8 @@ class Attempts:
         left = _left_by_cut(replies)
         return PrefillFailed(result, LegFailure(FailureKind.TIMEOUT, late), left)
 
-    def prefill_late(self) -> list[Action]:
-        """P has not answered in time: the actions, empty where D does not begin as well."""
+    def prefill_late(self) -> SendHedge | None:
+        """P has not answered in time: D's leg, where D begins as well."""
         return self._flow.prefill_late(self._owners.clock.now_s())
 
     def prefill_unwanted(
@@ -344,21 +346,19 @@ class Attempts:
         now_s = self._owners.clock.now_s()
         self.perform(self._flow.left_prefill_over(now_s, left))
 
-    def prefilled(self, result: Edits | PrefillFailed, start_s: float) -> list[Action]:
-        """P's leg, begun at `start_s`, is over; returns the next actions."""
+    def prefilled(self, result: Edits | PrefillFailed, start_s: float) -> SendDecode | AwaitHedge:
+        """P's leg, begun at `start_s`, is over; returns what comes next."""
         owners, now_s = self._owners, self._owners.clock.now_s()
         if isinstance(result, PrefillFailed):
             self._edits = result.edits
             said = [result.why, *([result.failure.detail] if result.failure else [])]
             note_failure(self._record, self._record.prefill_instance, ": ".join(said))
-            actions = self._flow.prefill_failed(result.why, now_s, result.failure, result.left)
-        else:
-            self._edits = result
-            self._record.t_prefill_done = owners.clock.unix(now_s)
-            owners.metrics.prefill_leg.observe(now_s - start_s)
-            actions = self._flow.prefill_answered(now_s, result.cached_ratio)
-        self.perform(actions)
-        return actions
+            failed, left = result.failure, result.left
+            return self.performed(self._flow.prefill_failed(result.why, now_s, failed, left))
+        self._edits = result
+        self._record.t_prefill_done = owners.clock.unix(now_s)
+        owners.metrics.prefill_leg.observe(now_s - start_s)
+        return self.performed(self._flow.prefill_answered(now_s, result.cached_ratio))
 
     def prefill_begins(self) -> float:
         """Note when P's leg begins; returns that time, monotonic seconds."""
@@ -415,42 +415,47 @@ class Attempts:
         now_s = self._owners.clock.now_s()
         self.perform(self._flow.failed(name, self.failure(failure), now_s, has_begun=True))
 
-    def perform(self, actions: Iterable[Action]) -> None:
+    def performed(self, step: Step[Then]) -> Then:
+        """What comes next, once the step's effects are done."""
+        self.perform(step.effects)
+        return step.next
+
+    def perform(self, effects: Iterable[Effect]) -> None:
         """Do what needs no waiting: releases of KV, counters, the record and the log."""
         owners = self._owners
-        for action in actions:
-            if isinstance(action, InstanceFailed):
-                owners.instances.act(action.name, action.change, action.detail)
-            elif isinstance(action, FellBack):
-                self._fell_back(action)
-            elif isinstance(action, ReleaseKv):
+        for effect in effects:
+            if isinstance(effect, InstanceFailed):
+                owners.instances.act(effect.name, effect.change, effect.detail)
+            elif isinstance(effect, FellBack):
+                self._fell_back(effect)
+            elif isinstance(effect, ReleaseKv):
                 if self._edits is not None:
-                    owners.releases.release(action.ask, self._edits, self._key, self._release_over)
+                    owners.releases.release(effect.ask, self._edits, self._key, self._release_over)
             else:
-                self._count(action)
+                self._count(effect)
 
-    def _count(self, action: Action) -> None:
+    def _count(self, effect: Effect) -> None:
         metrics, record = self._owners.metrics, self._record
-        if isinstance(action, HedgeEnded):
-            record.hedge = action.winner
-            metrics.hedges.labels(action.winner).inc()
-        elif isinstance(action, KvUnreleased):
-            metrics.releases.labels(action.result).inc()
-        elif isinstance(action, Retried):
+        if isinstance(effect, HedgeEnded):
+            record.hedge = effect.winner
+            metrics.hedges.labels(effect.winner).inc()
+        elif isinstance(effect, KvUnreleased):
+            metrics.releases.labels(effect.result).inc()
+        elif isinstance(effect, Retried):
             record.retries = self._flow.retries
             note_attempt(record, self._flow.route)
-            metrics.retries.labels(action.kind).inc()
-        elif isinstance(action, RetryRefused):
+            metrics.retries.labels(effect.kind).inc()
+        elif isinstance(effect, RetryRefused):
             metrics.retries_refused.inc()
 
     def _release_over(self, result: ReleaseResult) -> None:
         self._owners.metrics.releases.labels(result).inc()
         self._flow.release_over(result, self._owners.clock.now_s())
 
-    def _fell_back(self, action: FellBack) -> None:
+    def _fell_back(self, effect: FellBack) -> None:
         """The offload has ended: P's engine id is asked again, unless P was only late."""
-        owners, why = self._owners, action.why
-        p = owners.instances.get(action.prefill.name) if action.prefill else None
+        owners, why = self._owners, effect.why
+        p = owners.instances.get(effect.prefill.name) if effect.prefill else None
         if p is not None and why is not Fallback.P_LATE:
             p.forget_engine_id()
         owners.metrics.fallbacks.labels(why).inc()
@@ -475,8 +480,8 @@ class PrefillRace:
         self._failures: list[UpstreamFailure] = []
         self._start_s = 0.0
 
-    async def run(self) -> list[Action] | UpstreamResponse:
-        """D's answer, or the next actions after P's; raises UpstreamFailure where both failed."""
+    async def run(self) -> SendDecode | UpstreamResponse:
+        """D's answer, or the next leg after P's; raises UpstreamFailure where both failed."""
         self._start_s = self._attempts.prefill_begins()
         if math.isinf(self._leg.hedge_at_s):
             return self._prefilled(await self._prefill())
@@ -493,20 +498,19 @@ class PrefillRace:
             for unused in self._answers:
                 unused.close()
 
-    async def _race(self) -> list[Action] | UpstreamResponse:
+    async def _race(self) -> SendDecode | UpstreamResponse:
         async with asyncio.TaskGroup() as group:
             prefill = group.create_task(self._prefill())
             late_s = max(0.0, self._leg.hedge_at_s - self._start_s)
             await asyncio.wait({prefill}, timeout=late_s)
-            late = [] if prefill.done() else self._attempts.prefill_late()
-            if not late:
+            beside = None if prefill.done() else self._attempts.prefill_late()
+            if beside is None:
                 return self._prefilled(await prefill)
-            assert isinstance(late[-1], SendHedge)
-            hedge = group.create_task(self._hedge(late[-1]))
-            actions = await self._first(prefill, hedge)
-        if actions is not None:
+            hedge = group.create_task(self._hedge(beside))
+            leg = await self._first(prefill, hedge)
+        if leg is not None:
             self._failures.clear()  # an error holds the frames that hold this
-            return actions
+            return leg
         if self._failures:
             raise self._failures.pop()
         self._attempts.d_answered(self._answers[-1])
@@ -514,8 +518,8 @@ class PrefillRace:
 
     async def _first(
         self, prefill: asyncio.Task[Edits | PrefillFailed], hedge: asyncio.Task[None]
-    ) -> list[Action] | None:
-        """The next actions where P's result counts; None where D's does."""
+    ) -> SendDecode | None:
+        """The next leg where P's result counts; None where D's does."""
         await asyncio.wait({prefill, hedge}, return_when=asyncio.FIRST_COMPLETED)
         if not prefill.done():
             if self._failures:
@@ -523,16 +527,18 @@ class PrefillRace:
                 return self._prefilled(await prefill)
             prefill.cancel()
             return None
-        result = prefill.result()
-        if isinstance(result, Edits):
-            hedge.cancel()
-            return self._prefilled(result)
-        self._prefilled(result)
-        await hedge
-        return None
+        leg = self._attempts.prefilled(prefill.result(), self._start_s)
+        if isinstance(leg, AwaitHedge):
+            await hedge
+            return None
+        hedge.cancel()
+        return leg
 
-    def _prefilled(self, result: Edits | PrefillFailed) -> list[Action]:
-        return self._attempts.prefilled(result, self._start_s)
+    def _prefilled(self, result: Edits | PrefillFailed) -> SendDecode:
+        """The next leg after P's, where no hedge computes beside it."""
+        leg = self._attempts.prefilled(result, self._start_s)
+        assert isinstance(leg, SendDecode)
+        return leg
 
     async def _prefill(self) -> Edits | PrefillFailed:
         result = await self._attempts.prefill(self._out, self._leg)

@@ -1,4 +1,4 @@
-"""Migrates a started stream: performs the actions of its flow.
+"""Migrates a started stream: performs the steps of its flow.
 
 The client's tokens are in the stream's `Trail`. The next instance gets a completion of the prompt
 and these tokens, which every vLLM accepts. For a chat its events are rewritten as a chat's
@@ -8,11 +8,11 @@ and these tokens, which every vLLM accepts. For a chat its events are rewritten 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 from typing import Final, Protocol
 
-from proxy.core.routing.actions import Action, LegFailure, NotMoved, SendDecode
+from proxy.core.routing.actions import LegFailure, SendDecode, Step, Then
 from proxy.core.routing.request_flow import RequestFlow
 from proxy.core.types import PLANNED, FailureKind, MoveCause, Unmoved
 from proxy.net.timeouts import Clock
@@ -62,8 +62,8 @@ class Legs(Protocol):
     def failure(self, failure: UpstreamFailure) -> LegFailure:
         """An instance's failure as the flow hears of it."""
 
-    def perform(self, actions: Iterable[Action]) -> None:
-        """Do what needs no waiting."""
+    def performed(self, step: Step[Then]) -> Then:
+        """What comes next, once what needs no waiting is done."""
 
 
 class Moves:
@@ -159,10 +159,10 @@ class Moves:
         failure = None if error.failure is None else attempts.failure(error.failure)
         given = at.tokens, self._rest_s(), self._clock.now_s()
         if error.cause in PLANNED:
-            actions = flow.move_asked(*given)
+            send = flow.move_asked(*given)
         else:
-            actions = flow.stream_lost(*given, failure)
-        while isinstance(send := self._performed(actions), SendDecode):
+            send = attempts.performed(flow.stream_lost(*given, failure))
+        while isinstance(send, SendDecode):
             body = trail.request_body(at)
             answer = await (
                 self._warm(body, send, reading) if send.warms else self._ask(body, send)
@@ -174,23 +174,20 @@ class Moves:
             now_s, now = self._clock.now_s(), trail.resumption()
             if reading.is_over or isinstance(now, Unmoved):
                 why = now if isinstance(now, Unmoved) else Unmoved.FINISHED
-                actions = flow.move_needless(why, at.tokens, now_s)
-                continue
+                send = flow.move_needless(why, at.tokens, now_s)
+                break
             at = now
             failed = answer if isinstance(answer, UpstreamFailure) else None
             if (lost := reading.lost) is not None or answer is WARM:
                 failed = None if lost is None else lost.failure
                 blamed = None if failed is None else attempts.failure(failed)
-                actions = flow.move_again(at.tokens, now_s, blamed, is_lost=lost is not None)
+                again = flow.move_again(at.tokens, now_s, blamed, is_lost=lost is not None)
+                send = attempts.performed(again)
             else:
                 blamed = None if failed is None else attempts.failure(failed)
-                actions = flow.move_failed(blamed, at.tokens, self._rest_s(), now_s)
-        assert isinstance(send, NotMoved)
+                step = flow.move_failed(blamed, at.tokens, self._rest_s(), now_s)
+                send = attempts.performed(step)
         return send.why
-
-    def _performed(self, actions: list[Action]) -> Action:
-        self._attempts.perform(actions)
-        return actions[-1]
 
     async def _warm(
         self, body: bytes, send: SendDecode, reading: Reading

@@ -1,6 +1,6 @@
 """The router and N engine models on one virtual clock: a trace of hours in seconds of CPU time.
 
-The driver replaces the proxy's IO. It performs the actions of each request's flow
+The driver replaces the proxy's IO. It performs the steps of each request's flow
 (`proxy.core.routing.request_flow`) on engine models, and reports the results to the flow as events.
 Hedges, fall-backs, retries, time limits, moves of streams and the wait queue are the proxy's own
 code. Engine reports come at every scrape, and probes of engines that have died. Network and proxy
@@ -19,10 +19,10 @@ from proxy.core.accounts.engine_reports import EngineKv
 from proxy.core.fleet.health import Change
 from proxy.core.fleet.retries import Budget
 from proxy.core.routing.actions import (
-    Action,
     AwaitHedge,
     CancelHedge,
     CancelPrefill,
+    Effect,
     GiveUp,
     InstanceFailed,
     LegCaps,
@@ -33,6 +33,7 @@ from proxy.core.routing.actions import (
     SendDecode,
     SendHedge,
     SendPrefill,
+    Step,
 )
 from proxy.core.routing.evictions import Running
 from proxy.core.routing.request_flow import (
@@ -311,10 +312,12 @@ class VirtualFleet:
     ) -> None:
         """Handle the end of a pause, a P that is late for a hedge, or a leg at its limit."""
         if kind is Kind.PAUSE_OVER:
-            self._perform(live, flow.pause_over(now_s, PAUSE_RATIO), now_s)
+            self._go_on(live, flow.pause_over(now_s, PAUSE_RATIO), now_s)
         elif kind is Kind.PREFILL_LATE:
             if flow.state is State.PREFILLING and number == live.leg.number:
-                self._perform(live, flow.prefill_late(now_s), now_s)
+                beside = flow.prefill_late(now_s)
+                if beside is not None:
+                    self._send(live, beside, now_s)
         elif number == live.leg.number and flow.state in _AWAITED:
             self._leg_late(live, flow, live.leg, now_s)
         elif number == live.hedge.number and flow.state is State.HEDGED:
@@ -343,14 +346,13 @@ class VirtualFleet:
     ) -> None:
         """Tell the flow that a leg has failed before its first token; `why`: where it is P's."""
         if leg is live.hedge:
-            actions = flow.hedge_failed(failure, now_s)
+            self._perform(live, flow.hedge_failed(failure, now_s), now_s)
         elif flow.state in _WITH_P:
-            actions = flow.prefill_failed(why, now_s, failure)
+            self._go_on(live, flow.prefill_failed(why, now_s, failure), now_s)
         elif flow.state is State.MOVING:
-            actions = flow.move_failed(failure, live.shown, math.inf, now_s)
+            self._go_on(live, flow.move_failed(failure, live.shown, math.inf, now_s), now_s)
         else:
-            actions = flow.decode_failed(failure, now_s, PAUSE_RATIO)
-        self._perform(live, actions, now_s)
+            self._go_on(live, flow.decode_failed(failure, now_s, PAUSE_RATIO), now_s)
 
     def _lose(self, number: int, now_s: float) -> None:
         """An engine dies with all that it holds; what runs there fails at once."""
@@ -382,7 +384,7 @@ class VirtualFleet:
         self._stream_lost(live, flow, now_s)
 
     def _stream_lost(self, live: LiveRequest, flow: RequestFlow, now_s: float) -> None:
-        self._perform(live, flow.stream_lost(live.shown, math.inf, now_s, DIED), now_s)
+        self._go_on(live, flow.stream_lost(live.shown, math.inf, now_s, DIED), now_s)
 
     def _bring_back(self, number: int, now_s: float) -> None:
         """Another engine answers where one has died, with nothing cached."""
@@ -534,26 +536,42 @@ class VirtualFleet:
         live.row.predicted_ttft_s = route.predicted_ttft_s
         live.row.estimated_new_tokens = route.new_tokens
         live.row.estimated_hit_ratio = 1.0 - route.new_tokens / live.facts.prompt_tokens
-        self._perform(live, live.flow.begin(now_s), now_s)
+        self._send(live, live.flow.begin(now_s), now_s)
 
-    def _perform(self, live: LiveRequest, actions: Sequence[Action], now_s: float) -> None:
-        """Perform the actions of the request's flow."""
-        for action in actions:
-            if isinstance(action, SendPrefill | SendDecode | SendHedge):
-                self._send(live, action, now_s)
-            elif isinstance(action, CancelHedge):
+    def _go_on(
+        self,
+        live: LiveRequest,
+        step: Step[SendDecode | AwaitHedge | Pause | GiveUp | NotMoved],
+        now_s: float,
+    ) -> None:
+        """Perform a step of the request's flow."""
+        self._perform(live, step.effects, now_s)
+        then = step.next
+        if isinstance(then, SendDecode):
+            self._send(live, then, now_s)
+        elif isinstance(then, AwaitHedge):
+            self._hedge_counts(live, now_s)
+        elif isinstance(then, Pause):
+            self._at(now_s + then.seconds, Kind.PAUSE_OVER, live)
+        else:
+            self._not_moved(live, now_s)
+
+    def _perform(self, live: LiveRequest, effects: Sequence[Effect], now_s: float) -> None:
+        """Perform effects of the request's flow."""
+        for effect in effects:
+            if isinstance(effect, CancelHedge):
                 self._abort(live.hedge, now_s)
-            elif isinstance(action, CancelPrefill | AwaitHedge):
-                self._abort(live.leg, now_s)
-                live.leg, live.hedge = live.hedge, LiveLeg()
-            elif isinstance(action, Pause):
-                self._at(now_s + action.seconds, Kind.PAUSE_OVER, live)
-            elif isinstance(action, GiveUp | NotMoved):
-                self._not_moved(live, now_s)
-            elif isinstance(action, InstanceFailed) and action.change is Change.GONE:
-                self._peer_gone(action.name, now_s)
+            elif isinstance(effect, CancelPrefill):
+                self._hedge_counts(live, now_s)
+            elif isinstance(effect, InstanceFailed) and effect.change is Change.GONE:
+                self._peer_gone(effect.name, now_s)
             else:
-                note(live.row, action)
+                note(live.row, effect)
+
+    def _hedge_counts(self, live: LiveRequest, now_s: float) -> None:
+        """P's leg is over: the one on D beside it is the request's now."""
+        self._abort(live.leg, now_s)
+        live.leg, live.hedge = live.hedge, LiveLeg()
 
     def _send(
         self, live: LiveRequest, send: SendPrefill | SendDecode | SendHedge, now_s: float
@@ -649,10 +667,10 @@ class VirtualFleet:
         live.hot_moves, live.hot_moved_s = live.hot_moves + 1, now_s
         live.note_shown(leg)
         assert live.flow is not None
-        actions = live.flow.move_asked(live.shown, math.inf, now_s)
-        if isinstance(actions[-1], SendDecode):
+        move = live.flow.move_asked(live.shown, math.inf, now_s)
+        if isinstance(move, SendDecode):
             live.old, live.leg = live.leg, LiveLeg()
-            self._perform(live, actions, now_s)
+            self._send(live, move, now_s)
 
     def _leg_ended(
         self, live: LiveRequest, flow: RequestFlow, leg: SimRequest, now_s: float
@@ -661,12 +679,12 @@ class VirtualFleet:
         if flow.state in _WITH_P:
             live.row.computed_tokens += leg.prompt_computed_tokens
             found = leg.local_hit_tokens / leg.job.prompt_tokens
-            actions = flow.prefill_answered(now_s, found)
+            step = flow.prefill_answered(now_s, found)
             self._hooks.prefill_done(flow.route, live.facts, leg, now_s)
-            self._perform(live, actions, now_s)
+            self._go_on(live, step, now_s)
         elif leg.finish_reason == "error" and flow.state in _UNANSWERED:
             failure = LegFailure(FailureKind.SERVER_ERROR, "the KV did not come")
-            self._perform(live, flow.decode_failed(failure, now_s, PAUSE_RATIO), now_s)
+            self._go_on(live, flow.decode_failed(failure, now_s, PAUSE_RATIO), now_s)
         elif leg.finish_reason == "error":
             self._end(live, "failed", now_s)
         else:

@@ -14,7 +14,7 @@ import xxhash
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.latency.slo import Slo
 from proxy.core.routing.actions import (
-    Action,
+    Effect,
     FellBack,
     HedgeEnded,
     Retried,
@@ -177,13 +177,13 @@ class VirtualRun:
     used_ratio: list[float] = field(default_factory=list)
 
 
-def note(row: VirtualRow, action: Action) -> None:
-    """Note an action of the flow in the row."""
-    if isinstance(action, FellBack):
-        row.fallback = action.why.value
-    elif isinstance(action, HedgeEnded):
-        row.hedge = action.winner
-    elif isinstance(action, Retried):
+def note(row: VirtualRow, effect: Effect) -> None:
+    """Note an effect of the flow in the row."""
+    if isinstance(effect, FellBack):
+        row.fallback = effect.why.value
+    elif isinstance(effect, HedgeEnded):
+        row.hedge = effect.winner
+    elif isinstance(effect, Retried):
         row.retries += 1
 
 

@@ -1,10 +1,12 @@
-"""Actions of a request's flow for its driver, and the values that both exchange."""
+"""What a request's flow tells its driver: effects, what comes next, and the values in them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import Final, Generic, TypeVar
 
 from proxy.core.fleet.health import Change
 from proxy.core.types import FailureKind, Fallback, Instance, Unmoved
@@ -262,24 +264,38 @@ class InstanceFailed:
     detail: str
 
 
-Action = (
-    SendPrefill
-    | SendDecode
-    | SendHedge
-    | AwaitHedge
-    | CancelHedge
+Effect = (
+    CancelHedge
     | CancelPrefill
-    | HangUpPrefill
-    | KeepDecode
-    | CancelDecode
     | ReleaseKv
     | KvUnreleased
-    | Pause
-    | GiveUp
-    | NotMoved
     | FellBack
     | HedgeEnded
     | Retried
     | RetryRefused
     | InstanceFailed
 )
+"""What a driver does at once, and goes on: an event may have any number of them."""
+NO_EFFECTS: Final[Sequence[Effect]] = ()
+Leg = SendPrefill | SendDecode
+"""The first leg of a request."""
+Retry = SendDecode | Pause | GiveUp
+"""What comes after a decode leg that has failed."""
+Move = SendDecode | NotMoved
+"""What comes of a stream that is to go on elsewhere."""
+Then = TypeVar("Then", covariant=True)
+
+
+class Step(Generic[Then]):
+    """The flow's answer to an event that ends a leg: what is done now, and what comes then.
+
+    An event that cannot have both returns the one: its effects, or what comes next.
+    """
+
+    __slots__ = ("effects", "next")
+
+    def __init__(self, effects: Sequence[Effect], then: Then) -> None:
+        self.effects = effects
+        """Performed at once, in this order. None of them has an answer."""
+        self.next = then
+        """The one thing that the request then waits for, or its end."""

@@ -1,6 +1,6 @@
-"""The life of one placed request, as a pure state machine: events in, actions out.
+"""The life of one placed request, as a pure state machine: events in, steps out.
 
-A driver performs the actions and reports what happened as events. There are two drivers: the proxy
+A driver performs each `Step` and reports what happened as events. There are two drivers: the proxy
 (`proxy/request`), which sends legs to instances, and the virtual fleet (`replayer/virtual`), which
 sends them to engine models. So both have the same hedges, fall-backs, retries and time limits.
 
@@ -30,6 +30,7 @@ it stays. Where its prompt takes longer elsewhere, it runs on until it is comput
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import IntEnum, auto
 from typing import Final
 
@@ -48,11 +49,12 @@ from proxy.core.kvcache.trust import Counts
 from proxy.core.routing import time_limits
 from proxy.core.routing.actions import (
     ANSWER,
-    Action,
+    NO_EFFECTS,
     AwaitHedge,
     CancelDecode,
     CancelHedge,
     CancelPrefill,
+    Effect,
     FellBack,
     GiveUp,
     HangUpPrefill,
@@ -62,18 +64,22 @@ from proxy.core.routing.actions import (
     KeepDecode,
     KvUnreleased,
     LeftKv,
+    Leg,
     LegCaps,
     LegFailure,
     LegLimit,
+    Move,
     NotMoved,
     Pause,
     ReleaseKv,
     ReleaseResult,
     Retried,
+    Retry,
     RetryRefused,
     SendDecode,
     SendHedge,
     SendPrefill,
+    Step,
 )
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
@@ -261,37 +267,35 @@ class RequestFlow:
         self._p_is_near_s = route.reserved_s + route.predicted_prefill_s / 2
         self._p_has_it = self._d_has_it = False
 
-    def begin(self, now_s: float) -> list[Action]:
+    def begin(self, now_s: float) -> Leg:
         """The request was placed: the first leg."""
         prefill = self.route.prefill
         if prefill is None:
             self._step(Event.BEGIN, State.COMPUTING)
-            return [self._decode(now_s)]
+            return self._decode(now_s)
         self._step(Event.BEGIN, State.PREFILLING)
         # Of an answer in one piece nobody sees how far it is: its end would have to win.
         late_s = self._router.hedges.due_s(self.route) if self._streams else math.inf
-        return [SendPrefill(prefill, self._prefill_limit(), late_s)]
+        return SendPrefill(prefill, self._prefill_limit(), late_s)
 
-    def prefill_late(self, now_s: float) -> list[Action]:
+    def prefill_late(self, now_s: float) -> SendHedge | None:
         """P has not answered in time: D begins as well, where the router allows it."""
         if not self._router.hedges.start(self.route, self._facts, now_s):
             self._step(Event.PREFILL_LATE, State.PREFILLING)
-            return []
+            return None
         self._step(Event.PREFILL_LATE, State.HEDGED)
-        return [SendHedge(self.route.decode, self._first_event_limit(now_s))]
+        return SendHedge(self.route.decode, self._first_event_limit(now_s))
 
-    def prefill_answered(self, now_s: float, cached_ratio: float | None = None) -> list[Action]:
+    def prefill_answered(self, now_s: float, cached_ratio: float | None = None) -> Step[SendDecode]:
         """P has computed the prompt; `cached_ratio` of it was in its cache, where it tells."""
-        route = self.route
-        actions: list[Action] = []
+        route, effects = self.route, NO_EFFECTS
         if self.state is State.HEDGED:
-            actions += [HedgeEnded("peer"), CancelHedge()]
+            effects = (HedgeEnded("peer"), CancelHedge())
         self._step(Event.PREFILL_ANSWERED, State.FETCHING)
         if route.prefill is not None:
             self._known.events.answered(route.prefill.name)
         self._router.prefill_done(route, self._facts, now_s, cached_ratio)
-        actions.append(self._decode(now_s))
-        return actions
+        return Step(effects, self._decode(now_s))
 
     def prefill_failed(
         self,
@@ -299,19 +303,18 @@ class RequestFlow:
         now_s: float,
         failure: LegFailure | None = None,
         left: LeftKv = LeftKv.NONE,
-    ) -> list[Action]:
+    ) -> Step[SendDecode | AwaitHedge]:
         """P's leg gave no KV that D can fetch. `failure`: what speaks against P itself."""
-        actions = self._left(left, now_s)
+        effects = [*self._left(left, now_s)]
         prefill = self.route.prefill
-        if failure is not None and prefill is not None:
-            actions += self.failed(prefill.name, failure, now_s)
+        if prefill is not None:
+            effects += self.failed(prefill.name, failure, now_s)
         self._has_hedge = self.state is State.HEDGED
         self._step(Event.PREFILL_FAILED, State.COMPUTING)
-        actions.append(self._fall_back(why, now_s))
-        actions.append(AwaitHedge() if self._has_hedge else self._decode(now_s))
-        return actions
+        effects.append(self._fall_back(why, now_s))
+        return Step(effects, AwaitHedge() if self._has_hedge else self._decode(now_s))
 
-    def hedge_answered(self, now_s: float, *, is_served: bool = True) -> list[Action]:
+    def hedge_answered(self, now_s: float, *, is_served: bool = True) -> Sequence[Effect]:
         """D's own attempt has its first event before P has answered; see `decode_answered`."""
         self._step(Event.HEDGE_ANSWERED, State.ANSWERED)
         self._is_served = is_served
@@ -319,7 +322,7 @@ class RequestFlow:
         ended = self._fall_back(Fallback.P_LATE, now_s)
         return [*judged, HedgeEnded("local"), ended, CancelPrefill()]
 
-    def hedge_failed(self, failure: LegFailure, now_s: float) -> list[Action]:
+    def hedge_failed(self, failure: LegFailure, now_s: float) -> Sequence[Effect]:
         """D's own attempt has failed; P goes on."""
         self._step(Event.HEDGE_FAILED, State.PREFILLING)
         booked = self.failed(self.route.decode.name, failure, now_s)
@@ -345,7 +348,7 @@ class RequestFlow:
             is_due = events.refused(name, facts.model, client, now_s, is_redirect=is_redirect)
         return is_due and self.has_other(now_s)
 
-    def decode_answered(self, now_s: float, *, is_served: bool = True) -> list[Action]:
+    def decode_answered(self, now_s: float, *, is_served: bool = True) -> Sequence[Effect]:
         """D's answer has begun, and is to be passed on; not `is_served`: it is hollow.
 
         Or a hollow one from before, as nobody else could tell whose fault it is.
@@ -353,48 +356,45 @@ class RequestFlow:
         is_from_before, self._is_served = self.state is State.FAILED, is_served
         self._step(Event.DECODE_ANSWERED, State.ANSWERED)
         if is_from_before:
-            return []
+            return NO_EFFECTS
         self._old = None
-        actions = self._answered(now_s, is_served=is_served)
+        judged = self._answered(now_s, is_served=is_served)
         self._end_repetition()
-        return [*actions, HedgeEnded("local")] if self._has_hedge else actions
+        return [*judged, HedgeEnded("local")] if self._has_hedge else judged
 
-    def decode_failed(self, failure: LegFailure, now_s: float, u: float) -> list[Action]:
+    def decode_failed(self, failure: LegFailure, now_s: float, u: float) -> Step[Retry]:
         """D's leg failed before the client's first byte. `u`: random, 0..1, for a pause."""
         self._end_repetition()
-        actions: list[Action] = []
+        effects: list[Effect] = []
         route, kind = self.route, failure.kind
         was_fetching, self._failure, self._has_hedge = self.state is State.FETCHING, kind, False
         if was_fetching:
-            actions += self._left_by_d(kind, now_s)
+            effects += self._left_by_d(kind, now_s)
         # Whether an answer in one piece is stuck or long nobody sees. Elsewhere it takes as long;
         # and an instance that has answered others meanwhile is not stuck.
         is_whole_late = kind is FailureKind.TIMEOUT and not self._streams
         is_busy = is_whole_late and self._known.events.answers(route.decode.name) > self._answers
         if not (is_busy or (was_fetching and is_innocent(kind))):
-            actions += self.failed(route.decode.name, failure, now_s)
-        step = after_failure(kind, offloaded=was_fetching, retries=self.retries)
-        step = Next.GIVE_UP if self.is_poison or is_whole_late else step
+            effects += self.failed(route.decode.name, failure, now_s)
+        where = after_failure(kind, offloaded=was_fetching, retries=self.retries)
+        where = Next.GIVE_UP if self.is_poison or is_whole_late else where
         if was_fetching:
-            actions.append(self._fall_back(fallback_reason(kind), now_s))
-        if step is Next.SAME_INSTANCE:
-            return [*actions, *self._repeat(Event.DECODE_FAILED, now_s)]
+            effects.append(self._fall_back(fallback_reason(kind), now_s))
+        if where is Next.SAME_INSTANCE:
+            return self._repeat(Event.DECODE_FAILED, effects, now_s)
         self._router.give_back(route, now_s)
-        if step is Next.OTHER_INSTANCE and self._may_be_had(kind):
-            if self.retries:
-                actions.append(self._pause(Event.DECODE_FAILED, u, repeats_here=False))
-            else:
-                actions += self._elsewhere(Event.DECODE_FAILED, now_s, u)
-        else:
-            actions.append(self._give_up(Event.DECODE_FAILED))
-        return actions
+        if where is not Next.OTHER_INSTANCE or not self._may_be_had(kind):
+            return Step(effects, self._give_up(Event.DECODE_FAILED))
+        if self.retries:
+            return Step(effects, self._pause(Event.DECODE_FAILED, u, repeats_here=False))
+        return self._elsewhere(Event.DECODE_FAILED, effects, now_s, u)
 
-    def pause_over(self, now_s: float, u: float) -> list[Action]:
+    def pause_over(self, now_s: float, u: float) -> Step[Retry]:
         """The pause before the next attempt is over."""
         if self._repeats_here:
             self._router.repeat(self.route, self._facts, now_s)
-            return self._repeat(Event.PAUSE_OVER, now_s)
-        return self._elsewhere(Event.PAUSE_OVER, now_s, u)
+            return self._repeat(Event.PAUSE_OVER, [], now_s)
+        return self._elsewhere(Event.PAUSE_OVER, [], now_s, u)
 
     def first_token(self, now_s: float, *, seen: bool = True) -> None:
         """The first output token is there; not `seen`: the answer came in one piece."""
@@ -409,24 +409,24 @@ class RequestFlow:
 
     def stream_lost(
         self, output_tokens: int, rest_s: float, now_s: float, failure: LegFailure | None = None
-    ) -> list[Action]:
+    ) -> Step[Move]:
         """Migrate the stream of a lost instance, after `output_tokens`.
 
         `rest_s`: what is left of the request's time. `failure`: what speaks against the instance.
         """
         name = self.route.decode.name
-        actions = [] if failure is None else self.failed(name, failure, now_s, has_begun=True)
-        return [*actions, self._move(Event.STREAM_LOST, output_tokens, rest_s, now_s)]
+        blamed = self.failed(name, failure, now_s, has_begun=True)
+        return Step(blamed, self._move(Event.STREAM_LOST, output_tokens, rest_s, now_s))
 
-    def move_asked(self, output_tokens: int, rest_s: float, now_s: float) -> list[Action]:
+    def move_asked(self, output_tokens: int, rest_s: float, now_s: float) -> Move:
         """The stream is to leave its instance, where it runs until another one goes on with it."""
         if self.state is not State.STREAMING:
-            return [NotMoved(Unmoved.NO_IDS)]
+            return NotMoved(Unmoved.NO_IDS)
         old = self.route.decode
-        action = self._move(Event.STREAM_LOST, output_tokens, rest_s, now_s, leaves=old)
-        if isinstance(action, SendDecode):
+        move = self._move(Event.STREAM_LOST, output_tokens, rest_s, now_s, leaves=old)
+        if isinstance(move, SendDecode):
             self._old = old
-        return [action]
+        return move
 
     def move_again(
         self,
@@ -435,27 +435,26 @@ class RequestFlow:
         failure: LegFailure | None = None,
         *,
         is_lost: bool = False,
-    ) -> list[Action]:
+    ) -> Step[SendDecode]:
         """The instance that was asked first is asked for the rest, behind what has come meanwhile.
 
         It has computed what the stream had then. Or the old one, where the stream ran on, `is_lost`
         meanwhile; `failure`: what speaks against that one.
         """
         self._step(Event.MOVE_AGAIN, State.MOVING)
-        actions: list[Action] = []
+        blamed = NO_EFFECTS
         if is_lost and (old := self._old) is not None:
             self._old = None
             self._avoided.add(old.name)
-            if failure is not None:
-                actions = self.failed(old.name, failure, now_s, has_begun=True)
+            blamed = self.failed(old.name, failure, now_s, has_begun=True)
         self._router.move_on(self.route, self._facts, output_tokens, now_s)
         self._placed_s, self._warms = now_s, False
         limit = self._first_event_limit(now_s) if self._old is None else _STOP
-        return [*actions, SendDecode(self.route.decode, None, limit, is_repeat=True)]
+        return Step(blamed, SendDecode(self.route.decode, None, limit, is_repeat=True))
 
     def move_failed(
         self, failure: LegFailure | None, output_tokens: int, rest_s: float, now_s: float
-    ) -> list[Action]:
+    ) -> Step[Move]:
         """The instance that was to go on with the stream has failed before its first event.
 
         Without a `failure` it does not take the request, for which nobody is blamed.
@@ -465,16 +464,17 @@ class RequestFlow:
         if has_stopped and failure is not None and failure.kind in _LATE:
             # It was given no time to speak of; the stream has stood still for as long as it may.
             if self._has_warmed or self._old is None:
-                return [self._stay(Event.MOVE_FAILED, Unmoved.TIME, output_tokens, now_s)]
+                stays = self._stay(Event.MOVE_FAILED, Unmoved.TIME, output_tokens, now_s)
+                return Step(NO_EFFECTS, stays)
             self._step(Event.MOVE_FAILED, State.MOVING)
-            return [self._warm(self._old, now_s)]
-        actions = [] if failure is None else self.failed(name, failure, now_s)
+            return Step(NO_EFFECTS, self._warm(self._old, now_s))
+        blamed = self.failed(name, failure, now_s)
         move = self._move(Event.MOVE_FAILED, output_tokens, rest_s, now_s, leaves=self._old)
-        return [*actions, move]
+        return Step(blamed, move)
 
-    def move_needless(self, why: Unmoved, output_tokens: int, now_s: float) -> list[Action]:
+    def move_needless(self, why: Unmoved, output_tokens: int, now_s: float) -> NotMoved:
         """The stream that was to leave its instance has ended there meanwhile, or cannot move."""
-        return [self._stay(Event.MOVE_FAILED, why, output_tokens, now_s)]
+        return self._stay(Event.MOVE_FAILED, why, output_tokens, now_s)
 
     def _move(
         self,
@@ -483,7 +483,7 @@ class RequestFlow:
         rest_s: float,
         now_s: float,
         leaves: Instance | None = None,
-    ) -> SendDecode | NotMoved:
+    ) -> Move:
         """Place the stream on another instance; `leaves`: the instance where it may continue."""
         router, route = self._router, self.route
         self._avoided.add(route.decode.name)
@@ -529,12 +529,12 @@ class RequestFlow:
         self._step(Event.PREFILL_SENT, self.state)
         self._p_has_it = True
 
-    def prefill_left(self) -> list[Action]:
+    def prefill_left(self) -> HangUpPrefill | CancelPrefill:
         """End the wait for P: the client has left, or D answered first."""
         self._step(Event.PREFILL_LEFT, self.state)
-        return [HangUpPrefill() if self._p_has_it else CancelPrefill()]
+        return HangUpPrefill() if self._p_has_it else CancelPrefill()
 
-    def left_prefill_over(self, now_s: float, left: LeftKv) -> list[Action]:
+    def left_prefill_over(self, now_s: float, left: LeftKv) -> Sequence[Effect]:
         """End an abandoned leg to P; NAMED: P has answered, and holds KV."""
         self._step(Event.LEFT_PREFILL_OVER, self.state)
         if left is not LeftKv.NONE:
@@ -542,29 +542,29 @@ class RequestFlow:
         if self._p_has_it and now_s >= self._p_is_near_s:
             self._unreleased(now_s)
             return [KvUnreleased(ReleaseResult.UNKNOWN)]
-        return []
+        return NO_EFFECTS
 
     def decode_sent(self) -> None:
         """The leg that fetches P's KV is on its way to D."""
         self._step(Event.DECODE_SENT, State.FETCHING)
         self._d_has_it = True
 
-    def decode_left(self) -> list[Action]:
+    def decode_left(self) -> KeepDecode | CancelDecode:
         """The client has left while D fetches."""
         self._step(Event.DECODE_LEFT, State.LEFT if self._d_has_it else State.FETCHING)
-        return [KeepDecode() if self._d_has_it else CancelDecode()]
+        return KeepDecode() if self._d_has_it else CancelDecode()
 
-    def left_decode_over(self, now_s: float, *, has_begun: bool) -> list[Action]:
+    def left_decode_over(self, now_s: float, *, has_begun: bool) -> Sequence[Effect]:
         """The leg of a D that was left is over; `has_begun`: with an answer, so the KV is there."""
         if self.state is State.LEFT:
             self._step(Event.LEFT_DECODE_OVER, State.ENDED)
             self._close(now_s, None)
             if has_begun or not self._router.pins_kv:
-                return []
+                return NO_EFFECTS
             self._unreleased(now_s)
             return [KvUnreleased(ReleaseResult.UNKNOWN)]
         self._step(Event.LEFT_DECODE_OVER, self.state)
-        return [] if self._d_has_it else self._release()
+        return NO_EFFECTS if self._d_has_it else self._release()
 
     def release_over(self, result: ReleaseResult, now_s: float) -> None:
         """Note the result of a ReleaseKv; KV that may be pinned counts as used for a while."""
@@ -587,35 +587,41 @@ class RequestFlow:
             self._close(now_s, output_tokens)
 
     def failed(
-        self, name: str, failure: LegFailure, now_s: float, *, has_begun: bool = False
-    ) -> list[Action]:
+        self, name: str, failure: LegFailure | None, now_s: float, *, has_begun: bool = False
+    ) -> Sequence[Effect]:
         """Book a failure for an instance: once per request, however often it is tried there.
 
         What the request may cause itself waits for another instance's answer to it; where the
         answer `has_begun` no other will be asked, and a trial decides.
         """
+        if failure is None:
+            return NO_EFFECTS  # nothing speaks against it
         if failure.kind is FailureKind.BUSY:
             self._refused(name, failure.busy_s, now_s)
-            return []
+            return NO_EFFECTS
         if name in self._blamed:
-            return []
+            return NO_EFFECTS
         self._blamed.add(name)
         if failure.kind in HOLLOW_KINDS:
             return self._hollow(name, failure, now_s, has_begun=has_begun)
         if failure.kind is FailureKind.NO_MODEL and self._known.events.contradicts_itself(name):
             self._hollows[name] = failure
-        kind, detail, events = failure.kind, failure.detail, self._known.events
+        kind, detail, events, change = failure.kind, failure.detail, self._known.events, None
         if kind not in DOUBT_KINDS:
-            return [InstanceFailed(name, events.failed(name, kind, detail, now_s), detail)]
-        if has_begun:
+            change = events.failed(name, kind, detail, now_s)
+        elif has_begun:
             change = events.broke(name, self._facts.asker, kind, detail, now_s)
-            return [InstanceFailed(name, change, detail)]
-        if kind is FailureKind.SERVER_ERROR and failure.status is not None:
-            seen = [f.status for f in self._doubted.values() if f.kind is kind]
-            self.is_poison |= failure.status in seen
+        else:
+            self._doubt(name, failure, now_s)
+        return [InstanceFailed(name, change, detail)]
+
+    def _doubt(self, name: str, failure: LegFailure, now_s: float) -> None:
+        """An instance may have failed by the request's own fault: others' answers to it tell."""
+        kind, status = failure.kind, failure.status
+        if kind is FailureKind.SERVER_ERROR and status is not None:
+            self.is_poison |= status in [f.status for f in self._doubted.values() if f.kind is kind]
         self._doubted[name] = failure
-        events.doubted(name, self._facts.asker, kind, detail, now_s)
-        return [InstanceFailed(name, None, detail)]
+        self._known.events.doubted(name, self._facts.asker, kind, failure.detail, now_s)
 
     def _refused(self, name: str, busy_s: float, now_s: float) -> None:
         """An instance said that it is busy: so it is for this request; for all, others tell."""
@@ -626,10 +632,10 @@ class RequestFlow:
 
     def _hollow(
         self, name: str, failure: LegFailure, now_s: float, *, has_begun: bool
-    ) -> list[Action]:
+    ) -> Sequence[Effect]:
         events, change = self._known.events, None
         if self._is_acquitted:
-            return []
+            return NO_EFFECTS
         if has_begun:
             change = events.broke(name, self._facts.asker, failure.kind, failure.detail, now_s)
             self.route.measured = None  # nothing is learned of how quickly it fails
@@ -665,25 +671,18 @@ class RequestFlow:
         """Longest silence of a started answer."""
         return self._router.silence_limit_s(self.route, now_s, self._caps.idle_s)
 
-    def _answered(self, now_s: float, *, is_served: bool = True) -> list[Action]:
+    def _answered(self, now_s: float, *, is_served: bool = True) -> Sequence[Effect]:
         """D has answered. Where it serves the request, other instances' failures on it count."""
         events, name = self._known.events, self.route.decode.name
         events.answered(name, is_served=is_served)
-        actions: list[Action] = []
+        effects = NO_EFFECTS
         if is_served:
             self._judge_busy(name, now_s)
-        if is_served and self._doubted:
-            for other, failure in self._doubted.items():
-                if other != name:
-                    what = failure.detail if failure.status is None else f"status {failure.status}"
-                    detail = f"{what}, and {name} has served the request"
-                    change = events.judged(other, self._facts.asker, failure.kind, detail, now_s)
-                    actions.append(InstanceFailed(other, change, detail))
-        if is_served and self._hollows:
-            actions += self._judge(name, now_s)
+            if self._doubted or self._hollows:
+                effects = self._judge(name, now_s)
         self._doubted.clear()
         self._hollows.clear()
-        return actions
+        return effects
 
     def _judge_busy(self, name: str, now_s: float) -> None:
         """An instance serves the request: those that have refused it as busy are busy."""
@@ -696,10 +695,16 @@ class RequestFlow:
                 gate.judged(other, asker, until_s, now_s, to_all=was_p)
         self._refused_until_s.clear()
 
-    def _judge(self, name: str, now_s: float) -> list[Action]:
-        """An instance serves the request: the hollow answers to it speak against theirs."""
-        actions: list[Action] = []
+    def _judge(self, name: str, now_s: float) -> list[Effect]:
+        """An instance serves the request: the failures of others on it speak against those."""
+        effects: list[Effect] = []
         events, asker = self._known.events, self._facts.asker
+        for other, failure in self._doubted.items():
+            if other != name:
+                what = failure.detail if failure.status is None else f"status {failure.status}"
+                detail = f"{what}, and {name} has served the request"
+                change = events.judged(other, asker, failure.kind, detail, now_s)
+                effects.append(InstanceFailed(other, change, detail))
         for other, hollow in self._hollows.items():
             if other != name:
                 what, is_refusal = hollow.detail, _is_refusal(hollow)
@@ -708,8 +713,8 @@ class RequestFlow:
                 change = events.hollowed(
                     other, asker, what, now_s, is_refusal=is_refusal, server=name
                 )
-                actions.append(InstanceFailed(other, change, what))
-        return actions
+                effects.append(InstanceFailed(other, change, what))
+        return effects
 
     def _step(self, event: Event, to: State) -> None:
         if to not in STEPS.get((self.state, event), ()):
@@ -721,26 +726,26 @@ class RequestFlow:
         self._end_repetition()
         self._router.finish(self.route, now_s, output_tokens)
 
-    def _left(self, left: LeftKv, now_s: float) -> list[Action]:
+    def _left(self, left: LeftKv, now_s: float) -> Sequence[Effect]:
         """Have KV released that no D will fetch, or book it as used for a while."""
         if left is LeftKv.NAMED:
             return self._release()
         if left is LeftKv.NONE or not self._router.pins_kv:
-            return []
+            return NO_EFFECTS
         self._unreleased(now_s)
         return [KvUnreleased(ReleaseResult.STRANDED)]
 
-    def _left_by_d(self, kind: FailureKind, now_s: float) -> list[Action]:
+    def _left_by_d(self, kind: FailureKind, now_s: float) -> Sequence[Effect]:
         """Have P's KV released, or book it as used for a while: the D that fetches it failed."""
         if not self._d_has_it:
             return self._release()
         if kind in _LEAVES_KV:
             self._unreleased(now_s)
-        return []
+        return NO_EFFECTS
 
-    def _release(self) -> list[Action]:
+    def _release(self) -> Sequence[Effect]:
         if self._p is None or not self._router.pins_kv:
-            return []
+            return NO_EFFECTS
         return [ReleaseKv(self._p, self._router.releasers(self._p, self.route.decode))]
 
     def _unreleased(self, now_s: float) -> None:
@@ -771,7 +776,9 @@ class RequestFlow:
             return True
         return self._known.events.lacks_model(name, facts.model)
 
-    def _elsewhere(self, event: Event, now_s: float, u: float) -> list[Action]:
+    def _elsewhere(
+        self, event: Event, effects: list[Effect], now_s: float, u: float
+    ) -> Step[Retry]:
         """On another instance; for want of one on the same, after a pause."""
         router, route, kind = self._router, self.route, self._failure
         fleet = self._known.fleet
@@ -786,22 +793,22 @@ class RequestFlow:
             lately, asker = fleet.has_failed_lately, self._facts.asker
             has_failed = is_last or any(lately(c.instance.name, asker) for c in free)
             if not self._take_repetition(is_free=self.retries == 0 and not has_failed):
-                return [RetryRefused(), self._give_up(event)]
+                return Step([*effects, RetryRefused()], self._give_up(event))
             router.retry(route, self._facts, now_s, free)
-            return self._repeat(event, now_s)
+            return self._repeat(event, effects, now_s)
         name = route.decode.name
         is_out = name in fleet.open() or (avoids and name in fleet.failing(self._facts.asker))
         is_there = fleet.is_used(name) and not is_out
         if not (may_repeat(kind, self.retries) and is_there):
-            return [self._give_up(event)]
+            return Step(effects, self._give_up(event))
         if not self._take_repetition(is_free=False):
-            return [RetryRefused(), self._give_up(event)]
-        return [self._pause(event, u, repeats_here=True)]
+            return Step([*effects, RetryRefused()], self._give_up(event))
+        return Step(effects, self._pause(event, u, repeats_here=True))
 
-    def _repeat(self, event: Event, now_s: float) -> list[Action]:
+    def _repeat(self, event: Event, effects: list[Effect], now_s: float) -> Step[SendDecode]:
         self._step(event, State.COMPUTING)
         self.retries += 1
-        return [Retried(self._failure), self._decode(now_s)]
+        return Step([*effects, Retried(self._failure)], self._decode(now_s))
 
     def _pause(self, event: Event, u: float, *, repeats_here: bool) -> Pause:
         self._step(event, State.PAUSED)

@@ -103,7 +103,7 @@ class Race:
     def __init__(self, peer: Leg, local: Leg, *, may: bool = True) -> None:
         self.released: list[Edits] = []
         self.flow = flow_of(hedge=may)
-        (leg,) = self.flow.begin(0.0)
+        leg = self.flow.begin(0.0)
         assert isinstance(leg, SendPrefill)
         clock = SimpleNamespace(now_s=lambda: 0.0, unix=lambda now_s: now_s)
         releases = SimpleNamespace(
@@ -125,8 +125,7 @@ class Race:
         got: Any = await self.race.run()
         if got is self.answer:
             return "answer"
-        last = got[-1]
-        return EDITS if isinstance(last, SendDecode) and last.fetch_from is not None else None
+        return EDITS if isinstance(got, SendDecode) and got.fetch_from is not None else None
 
 
 P, D = (50, EDITS), (20, "answer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -19,7 +19,6 @@ from proxy.core.fleet.retries import Budget
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.routing.actions import (
-    Action,
     AwaitHedge,
     CancelDecode,
     CancelHedge,
@@ -33,6 +32,7 @@ from proxy.core.routing.actions import (
     KeepDecode,
     KvUnreleased,
     LeftKv,
+    Leg,
     LegCaps,
     LegFailure,
     NotMoved,
@@ -40,10 +40,12 @@ from proxy.core.routing.actions import (
     ReleaseKv,
     ReleaseResult,
     Retried,
+    Retry,
     RetryRefused,
     SendDecode,
     SendHedge,
     SendPrefill,
+    Step,
 )
 from proxy.core.routing.request_flow import (
     MAX_WAITS,
@@ -104,8 +106,13 @@ class Driver:
             self.router, self.budget, self.facts, route, caps, 0.0, streams=streams
         )
 
-    def told(self, actions: list[Action]) -> list[str]:
-        return [_words(action) for action in actions]
+    def told(self, answer: object) -> list[str]:
+        """What an event has returned, in words: effects, what comes next, or both."""
+        if isinstance(answer, Step):
+            return [*self.told(answer.effects), _words(answer.next)]
+        if isinstance(answer, Sequence):
+            return [_words(effect) for effect in answer]
+        return [] if answer is None else [_words(answer)]
 
     def unreleased(self, name: str, now_s: float) -> int:
         """Tokens that may still be pinned on an instance."""
@@ -119,11 +126,17 @@ class Driver:
         return self.router.known.ledger.live == 0 and all(load.is_idle for load in loads)
 
 
-def _words(action: Action) -> str:
-    if isinstance(action, SendDecode):
-        repeat = " again" if action.is_repeat else ""
-        fetch = f" from {action.fetch_from.name}" if action.fetch_from else ""
-        return f"decode on {action.instance.name}{fetch}{repeat}"
+def after(flow: RequestFlow, failure: LegFailure, now_s: float) -> Retry:
+    """What comes after a failed decode leg, and after its pause if there is one."""
+    then = flow.decode_failed(failure, now_s, 0.5).next
+    return flow.pause_over(now_s, 0.5).next if isinstance(then, Pause) else then
+
+
+def _words(said: object) -> str:
+    if isinstance(said, SendDecode):
+        repeat = " again" if said.is_repeat else ""
+        fetch = f" from {said.fetch_from.name}" if said.fetch_from else ""
+        return f"decode on {said.instance.name}{fetch}{repeat}"
     named: list[tuple[type, Callable[[Any], str]]] = [
         (SendPrefill, lambda a: f"prefill on {a.instance.name}"),
         (SendHedge, lambda a: f"hedge on {a.instance.name}"),
@@ -144,7 +157,7 @@ def _words(action: Action) -> str:
         (ReleaseKv, lambda a: f"release on {a.prefill.name} by {', '.join(a.ask)}"),
         (KvUnreleased, lambda a: f"unreleased: {a.result.value}"),
     ]
-    return next(words(action) for kind, words in named if isinstance(action, kind))
+    return next(words(said) for kind, words in named if isinstance(said, kind))
 
 
 def test_computed_where_it_decodes() -> None:
@@ -155,6 +168,17 @@ def test_computed_where_it_decodes() -> None:
     it.flow.completed(None)
     it.flow.end(2.0, 100)
     assert it.has_nothing_left()
+
+
+def test_a_step_has_what_is_done_now_and_apart_what_comes_next() -> None:
+    it = Driver("a")
+    it.flow.begin(0.0)
+    step = it.flow.decode_failed(LOST, 1.0, 0.5)
+    assert it.told(step.effects) == ["a failed"]
+    assert isinstance(step.next, Pause)
+    step = it.flow.pause_over(1.1, 0.5)
+    assert it.told(step.effects) == ["retried after reset"]
+    assert isinstance(step.next, SendDecode)
 
 
 def test_handed_over() -> None:
@@ -233,7 +257,7 @@ def test_d_may_not_compute_beside_p() -> None:
 
 def test_an_answer_in_one_piece_is_not_hedged() -> None:
     it = Driver("d", "p", prefill="p", streams=False)
-    (prefill,) = it.flow.begin(0.0)
+    prefill = it.flow.begin(0.0)
     assert isinstance(prefill, SendPrefill)
     assert prefill.hedge_at_s == math.inf
 
@@ -347,12 +371,10 @@ def test_a_request_that_all_refuse_as_busy_may_wait_twice() -> None:
     flow, asked = it.flow, []
     for waits in range(MAX_WAITS + 1):
         now_s = 10.0 * waits
-        (leg,) = flow.begin(now_s)
+        leg: Leg | Retry = flow.begin(now_s)
         while isinstance(leg, SendDecode):
             asked.append(leg.instance.name)
-            leg = flow.decode_failed(busy, now_s, 0.5)[-1]
-            if isinstance(leg, Pause):
-                leg = flow.pause_over(now_s, 0.5)[-1]
+            leg = after(flow, busy, now_s)
         assert flow.may_wait is (waits < MAX_WAITS)
         assert flow.retries == 2, "over all attempts"
         flow.end(now_s)
@@ -368,11 +390,9 @@ def test_a_request_that_all_refuse_as_busy_may_wait_twice() -> None:
 
 def failing(flow: RequestFlow, failures: dict[str, LegFailure], now_s: float) -> None:
     """Every instance that the flow asks fails in its own way, until it gives up."""
-    (leg,) = flow.begin(now_s)
+    leg: Leg | Retry = flow.begin(now_s)
     while isinstance(leg, SendDecode):
-        leg = flow.decode_failed(failures[leg.instance.name], now_s, 0.5)[-1]
-        if isinstance(leg, Pause):
-            leg = flow.pause_over(now_s, 0.5)[-1]
+        leg = after(flow, failures[leg.instance.name], now_s)
 
 
 def test_what_it_has_seen_before_it_waited_counts() -> None:
@@ -493,11 +513,9 @@ def _fails(it: Driver, tenant: str, *names: str) -> RequestFlow:
     route = it.router.admit(facts, 1.0)
     assert isinstance(route, Route)
     flow = RequestFlow(it.router, it.budget, facts, route, CAPS, 1.0, streams=True)
-    (leg,) = flow.begin(1.0)
+    leg: Leg | Retry = flow.begin(1.0)
     while isinstance(leg, SendDecode) and leg.instance.name in names:
-        leg = flow.decode_failed(LOST, 1.0, 0.5)[-1]
-        if isinstance(leg, Pause):
-            leg = flow.pause_over(1.0, 0.5)[-1]
+        leg = after(flow, LOST, 1.0)
     return flow
 
 
@@ -524,7 +542,7 @@ def test_where_all_are_in_doubt_one_repetition_is_left_in_the_budget(tenant: str
     flow = _fails(it, tenant, "a")
     assert flow.state is State.COMPUTING
     assert it.budget.in_flight == 1
-    assert flow.decode_failed(LOST, 1.0, 0.5)[-1] != GiveUp(), "after a pause"
+    assert isinstance(flow.decode_failed(LOST, 1.0, 0.5).next, Pause)
     assert it.told(flow.pause_over(1.0, 0.5)) == ["give up"], "one only"
     flow.end(1.0)
     while it.budget.take():
@@ -657,7 +675,7 @@ def test_a_hollow_answer_is_passed_on_where_the_other_attempt_fails() -> None:
     assert it.told(it.flow.decode_failed(LOST, 2.0, 0.5)) == ["b failed", "pause"]
     assert it.told(it.flow.pause_over(2.1, 0.5)) == ["give up"]
     answers = it.router.known.events.answers("b")
-    assert it.flow.decode_answered(4.0, is_served=False) == []
+    assert it.told(it.flow.decode_answered(4.0, is_served=False)) == []
     assert str(it.flow.state) == str(State.ANSWERED)
     assert it.router.known.events.answers("b") == answers, "it is not b's"
     it.flow.end(5.0)
@@ -760,14 +778,12 @@ class Requests:
         assert isinstance(route, Route)
         router, budget, now_s = self.router, self.budget, self.now_s
         flow = RequestFlow(router, budget, facts, route, CAPS, now_s, streams=True)
-        (leg,) = flow.begin(now_s)
+        leg: Leg | Retry = flow.begin(now_s)
         while isinstance(leg, SendDecode):
             name = leg.instance.name
             if is_poison or name == self.broken:
                 self.errors[name] += 1
-                leg = flow.decode_failed(BOOM, now_s, 0.5)[-1]
-                if isinstance(leg, Pause):
-                    leg = flow.pause_over(now_s, 0.5)[-1]
+                leg = after(flow, BOOM, now_s)
             else:
                 flow.decode_answered(now_s)
                 flow.end(now_s)
@@ -842,16 +858,16 @@ def test_an_instance_is_blamed_once_per_request() -> None:
 def test_a_repeated_stream_has_the_time_that_is_left() -> None:
     it = Driver("a", "b")
     it.flow.begin(0.0)
-    actions = it.flow.decode_failed(LOST, 100.0, 0.5)
-    assert isinstance(actions[-1], SendDecode)
-    assert actions[-1].limit.cap_s == 20.0
-    assert actions[-1].limit.whole_s == 120.0, "what an error names"
+    leg = it.flow.decode_failed(LOST, 100.0, 0.5).next
+    assert isinstance(leg, SendDecode)
+    assert leg.limit.cap_s == 20.0
+    assert leg.limit.whole_s == 120.0, "what an error names"
 
 
 def test_each_attempt_at_an_answer_in_one_piece_has_all_its_time() -> None:
     it = Driver("a", "b", streams=False)
-    first = it.flow.begin(0.0)[-1]
-    again = it.flow.decode_failed(LOST, 100.0, 0.5)[-1]
+    first = it.flow.begin(0.0)
+    again = it.flow.decode_failed(LOST, 100.0, 0.5).next
     for leg in (first, again):
         assert isinstance(leg, SendDecode)
         assert (leg.limit.option, leg.limit.seconds) == ("answer", 600.0)
@@ -942,8 +958,8 @@ def test_kv_behind_an_answer_that_cannot_be_used(
         it.flow.end(0.2)
         assert it.told(it.flow.left_prefill_over(0.3, left)) == told
     else:
-        actions = it.told(it.flow.prefill_failed(Fallback.P_ERROR, 0.3, None, left))
-        assert actions == [*told, "fell back: p_error", "decode on d again"]
+        answer = it.told(it.flow.prefill_failed(Fallback.P_ERROR, 0.3, None, left))
+        assert answer == [*told, "fell back: p_error", "decode on d again"]
     booked = PROMPT_TOKENS if left is LeftKv.UNNAMED else 0
     assert it.unreleased("p", 0.3) == booked
 

@@ -121,7 +121,7 @@ def leaving(moves: int = 1, tokens: int = PROMPT_TOKENS) -> tuple[Driver, SendDe
     """A stream that was asked to leave its instance, and what was sent to the next one."""
     it = streaming("a", "b", "c", moves=moves)
     it.facts.prompt_tokens = tokens
-    (send,) = it.flow.move_asked(50, REST_S, 2.0)
+    send = it.flow.move_asked(50, REST_S, 2.0)
     assert isinstance(send, SendDecode)
     return it, send
 
@@ -130,11 +130,11 @@ def test_a_short_prompt_lets_the_stream_stand_still_for_a_second() -> None:
     it, send = leaving(moves=2, tokens=1000)
     assert (send.warms, send.limit.seconds, send.limit.cap_s) == (False, MOVE_STOP_S, MOVE_STOP_S)
     late = LegFailure(FailureKind.TIMEOUT)
-    (warms,) = it.flow.move_failed(late, 50, REST_S, 3.0)
+    warms = it.flow.move_failed(late, 50, REST_S, 3.0).next
     assert isinstance(warms, SendDecode)
     assert (warms.instance.name, warms.warms, it.flow.moves) == ("b", True, 1), "it takes longer"
     assert it.router.known.ledger.load("a").decode_tokens == 1000 + 50, "where the stream runs on"
-    (again,) = it.flow.move_again(70, 9.0)
+    again = it.flow.move_again(70, 9.0).next
     assert isinstance(again, SendDecode)
     assert (again.warms, again.limit.seconds) == (False, MOVE_STOP_S)
     told = it.told(it.flow.move_failed(late, 70, REST_S, 10.0))
@@ -153,7 +153,7 @@ def test_a_long_prompt_is_computed_while_the_stream_runs_on() -> None:
     assert on_a.decode_tokens == on_b.prefill_tokens == PROMPT_TOKENS + 50
     it.flow.route.lease.grow(16)
     assert it.router.known.ledger.load("a").decode_tokens == PROMPT_TOKENS + 66
-    (again,) = it.flow.move_again(70, 9.0)
+    again = it.flow.move_again(70, 9.0).next
     assert isinstance(again, SendDecode)
     assert (again.instance.name, again.warms, again.limit.seconds) == ("b", False, MOVE_STOP_S)
     assert it.router.known.ledger.load("a").is_idle
