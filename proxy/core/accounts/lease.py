@@ -114,7 +114,8 @@ class Lease:
     def close(self) -> None:
         """Subtract all charges; idempotent."""
         if self._among is not None:
-            self.replace(())
+            if self._charges:
+                self.replace(())
             self._among.discard(self)
             self._among = None
 

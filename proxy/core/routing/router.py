@@ -129,7 +129,10 @@ class Router:
         return route
 
     def give_back(self, route: Route, now_s: float) -> None:
-        """The present attempt has failed: take back its charges, before the next one is placed."""
+        """End all that the route holds: hedge, reservation, use of blocks, charges; each once.
+
+        The next attempt may charge anew, until `finish`.
+        """
         self.hedges.end_hedge(route, now_s)
         self._tracker.release_reservation(route, now_s)
         self._block_uses.end_use(route)
@@ -377,10 +380,8 @@ class Router:
             is_computed = route.first_token_s is not None
             self._sessions.ended(route.stay, kept if is_computed else None, now_s)
             route.stay = None
-        self.hedges.end_hedge(route, now_s)
-        self._tracker.release_reservation(route, now_s)
+        self.give_back(route, now_s)
         self._tracker.told(route)
-        self._block_uses.end_use(route)
         route.lease.close()
 
     @property
