@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.faults import soak
-from tests.chaos.scripted import Scripted
 from tests.support.harness import (
     DONE,
     STREAM_HEAD,
+    RawEngine,
     Script,
     ServedProxy,
     apart,
@@ -151,14 +151,14 @@ class Hole:
         writer.write(GOOD)
         await writer.drain()
 
-    def breaks(self, engine: Scripted, way: str) -> None:
+    def breaks(self, engine: RawEngine, way: str) -> None:
         """The first engine fails from now on."""
         self._bad = WAYS[way]
         if way in ("401", "403"):
             status = way + " Unauthorized"
             engine.gets["/v1/models"] = plain(b'{"error":"Unauthorized"}', status)
 
-    def heals(self, engine: Scripted) -> None:
+    def heals(self, engine: RawEngine) -> None:
         """It works again."""
         self._bad = None
         engine.gets["/v1/models"] = plain(b'{"data":[{"id":"sim-8b"}]}')
@@ -180,8 +180,8 @@ async def run(
     loop, hole, found = asyncio.get_running_loop(), Hole(work_s), Found()
     async with AsyncExitStack() as stack:
         scripts = [hole.first] + [hole.good] * (ENGINES - 1)
-        engines = [await stack.enter_async_context(Scripted(script)) for script in scripts]
-        urls = [f"e{i}={engine.url}" for i, engine in enumerate(engines)]
+        engines = [await stack.enter_async_context(RawEngine(script)) for script in scripts]
+        urls = [f"e{i}={engine.address}" for i, engine in enumerate(engines)]
         defaults: dict[str, object] = {"kv_connector": "none", "slow_start": 1.0}
         proxy = ServedProxy(folder / "requests.jsonl", urls, **(defaults | options))
         await stack.enter_async_context(proxy)

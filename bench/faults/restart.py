@@ -30,11 +30,11 @@ import uvloop
 
 from tests.chaos.client import Connection, Got, connect, request
 from tests.chaos.command import START_S, Command, command
-from tests.chaos.scripted import Scripted
 from tests.support.harness import (
     ANSWER,
     DONE,
     STREAM_HEAD,
+    RawEngine,
     apart,
     chat,
     chunk,
@@ -87,7 +87,7 @@ def verdict(got: Got) -> str:
     return "whole" if got.status == 200 and is_whole else f"cut {got.status}"
 
 
-class Engine(Scripted):
+class Engine(RawEngine):
     """Answers at once, but the long ones, which stream until told to end."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Engine(Scripted):
         self.may_end = asyncio.Event()
 
     async def _say(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.bodies[-1].find(b"a long one") < 0:
+        if self.posts[-1].find(b"a long one") < 0:
             writer.write(ANSWER)
             return
         del reader
@@ -245,7 +245,7 @@ async def replace(folder: Path, seen: Seen) -> None:
 async def run(folder: Path, times: int, rate: float, streams: int = STREAMS) -> Seen:
     """Restart so often under this load; what became of it."""
     seen = Seen()
-    async with Engine() as engine, replaceable(folder, [engine.url]) as proxy:
+    async with Engine() as engine, replaceable(folder, [engine.address]) as proxy:
         await proxy.up(1)
         seen.pids.append(pid_of(folder))
         load = Load(proxy.url, rate, seen)

@@ -25,8 +25,7 @@ import orjson
 from tests.chaos import invariants as inv
 from tests.chaos.client import Got, exchange, request
 from tests.chaos.invariants import holds
-from tests.chaos.rig import CANARIES, MAX_RETRIES, PROMPT_SECRET, SECRETS
-from tests.chaos.scripted import ENGINE_SECRET
+from tests.chaos.rig import CANARIES, ENGINE_SECRET, MAX_RETRIES, PROMPT_SECRET, SECRETS
 from tests.support.harness import chat, until
 
 ROOT = Path(__file__).parents[2]

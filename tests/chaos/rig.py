@@ -30,8 +30,7 @@ from tests.chaos import invariants as inv
 from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.chaos.faultproxy import FaultProxy
 from tests.chaos.invariants import LagProbe, LogCatcher, Residue, holds
-from tests.chaos.scripted import CALM_MODEL, ENGINE_SECRET, Scripted
-from tests.support.harness import WAIT_S, Script, ServedProxy, chat, is_set_within, until
+from tests.support.harness import WAIT_S, RawEngine, Script, ServedProxy, chat, is_set_within, until
 from tests.support.turns import slowness
 
 CANARIES = {
@@ -49,6 +48,9 @@ SLOW_PROBES: dict[str, Any] = {"health_interval": 60.0}
 """Probes take no part: what traffic sees decides."""
 _FLOW_PAUSE_S = 0.01
 MAX_RETRIES = 2
+MODEL, CALM_MODEL = "sim-8b", "calm-8b"
+ENGINE_SECRET = "canary-engine-error-7c1d"
+"""Stands in error texts of engines: its client may read it, no log."""
 _ids = itertools.count()
 
 
@@ -78,7 +80,7 @@ class Rig:
     links: list[FaultProxy]
     boots: list[FaultProxy]
     """Before the simulated engines' bootstrap servers; pulls of KV pass here too."""
-    calm: Scripted
+    calm: RawEngine
     log: LogCatcher
     lag: LagProbe
     sims: SimFleet | None = None
@@ -230,7 +232,7 @@ class Rig:
         holds("I3", self._in_use() == 0, f"{self._in_use()} upstream requests outlive their client")
 
     def _in_use(self) -> int:
-        scripted = sum(e.busy for e in self.engines if isinstance(e, Scripted))
+        scripted = sum(e.busy for e in self.engines if isinstance(e, RawEngine))
         return self.proxy.connections() + scripted + (0 if self.may_keep_work else self.sim_work())
 
     def sim_work(self) -> int:
@@ -354,7 +356,7 @@ async def _beside(rig: Rig, *, flow: bool) -> AsyncIterator[None]:
         await asyncio.gather(probe, *([flowing] if flowing else []), return_exceptions=True)
 
 
-Engine = Scripted | Script
+Engine = RawEngine | Script
 RigFactory = Callable[..., Any]
 
 
@@ -417,13 +419,15 @@ class Floor:
         if sims:
             fleet = await enter(SimFleet(sims, **({"speed": 50.0, "tick": 0.0} | sim)))
             there: list[Any] = list(fleet.engines)
+            where = [engine.url for engine in fleet.engines]
         else:
-            made = [e if isinstance(e, Scripted) else Scripted(e) for e in engines]
+            made = [e if isinstance(e, RawEngine) else RawEngine(e) for e in engines]
             there = [await enter(engine) for engine in made]
-        links = [await enter(FaultProxy(engine.url)) for engine in there]
+            where = [engine.address for engine in made]
+        links = [await enter(FaultProxy(at)) for at in where]
         gates = [await enter(_boot(engine)) for engine in there if boots and sims]
-        calm = await enter(Scripted(model=CALM_MODEL))
-        instances = [f"calm={calm.url}"]
+        calm = await enter(RawEngine(models=(CALM_MODEL,)))
+        instances = [f"calm={calm.address}"]
         for i, link in enumerate(links):
             gate = (gates or links)[i].address
             more = f";bootstrap={gate}" if boots else ""

@@ -17,12 +17,13 @@ from proxy.core.fleet import health
 from proxy.core.types import FailureKind
 from tests.chaos import figures
 from tests.chaos.client import Got, request
-from tests.chaos.rig import SLOW_PROBES, Floor, Rig
-from tests.chaos.scripted import ENGINE_SECRET, GOOD, MODEL, Scripted
+from tests.chaos.rig import ENGINE_SECRET, MODEL, SLOW_PROBES, Floor, Rig
 from tests.support.harness import (
     ANSWER,
     DONE,
+    GOOD,
     STREAM_HEAD,
+    RawEngine,
     Script,
     chat,
     chunk,
@@ -229,7 +230,7 @@ async def test_f17_the_clients_fault(rig: Floor, status: str) -> None:
 
 
 async def test_f18_a_model_is_missing_on_one(rig: Floor) -> None:
-    lost = Scripted(says(NO_MODEL))
+    lost = RawEngine(says(NO_MODEL))
     async with rig([lost, GOOD]) as r:
         lost.gets["/v1/models"] = plain(b'{"data":[{"id":"other"}]}')
         assert is_fine(await r.ask())
@@ -255,7 +256,7 @@ async def test_f20_switches_protocols(rig: Floor) -> None:
 
 @pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
 async def test_f21_a_body_where_none_may_be(rig: Floor, status: str) -> None:
-    async with rig([Scripted(says(plain(b"smuggled", status)), GOOD)], **SLOW_PROBES) as r:
+    async with rig([RawEngine(says(plain(b"smuggled", status)), GOOD)], **SLOW_PROBES) as r:
         got = await r.ask()
         assert (got.status, got.body) == (int(status[:3]), b"")
         assert is_fine(await r.ask()), "what followed is nobody's answer"
@@ -263,20 +264,20 @@ async def test_f21_a_body_where_none_may_be(rig: Floor, status: str) -> None:
 
 async def test_f22_gzip_unasked(rig: Floor) -> None:
     packed = gzip.compress(orjson.dumps({"text": "x" * 1000}))
-    engine = Scripted(says(plain(packed, extra="Content-Encoding: gzip\r\n")))
+    engine = RawEngine(says(plain(packed, extra="Content-Encoding: gzip\r\n")))
     async with rig([engine], **SLOW_PROBES) as r:
         got = await r.ask(stream=False)
         assert (got.headers["content-encoding"], got.body) == ("gzip", packed)
-        assert b"gzip" not in engine.heads[0], "only identity was asked for"
+        assert b"gzip" not in engine.post_heads[0], "only identity was asked for"
 
 
-def poisoned(answer: bytes | Script) -> Scripted:
+def poisoned(answer: bytes | Script) -> RawEngine:
     """An engine that gives this answer to requests with a certain word, and serves all others."""
-    engine = Scripted()
+    engine = RawEngine(models=(MODEL,))
     bad = says(answer) if isinstance(answer, bytes) else answer
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        is_poison = b"belladonna" in engine.bodies[-1]
+        is_poison = b"belladonna" in engine.posts[-1]
         await (bad if is_poison else says(ANSWER))(reader, writer)
 
     engine.scripts = [script]
@@ -360,7 +361,7 @@ async def test_f101_connections_in_time_and_not(rig: Floor) -> None:
 
 async def test_f102_503_from_every_instance(rig: Floor) -> None:
     busy = says(plain(b'{"error":{"message":"busy"}}', "503 Busy", "Retry-After: 1\r\n"))
-    async with rig([Scripted(busy, GOOD), Scripted(busy, GOOD)], **SLOW_PROBES) as r:
+    async with rig([RawEngine(busy, GOOD), RawEngine(busy, GOOD)], **SLOW_PROBES) as r:
         assert is_fine(await r.ask())
         record = await r.record()
         assert (record["outcome"], r.posts) == ("ok", 3)
@@ -389,7 +390,7 @@ BOMB = gzip.compress(b" " * (1 << 28))
 async def test_f122_everything_compressed(rig: Floor) -> None:
     """What probes, scrapes and the prefill leg read is never unpacked."""
     packed = plain(BOMB, extra="Content-Encoding: gzip\r\n")
-    p = Scripted(says(packed))
+    p = RawEngine(says(packed))
     p.gets |= dict.fromkeys(("/metrics", "/query"), packed)
     options: dict[str, Any] = {"offload_policy": "always", "heavy_threshold": 100}
     options |= {"warm_threshold": 10, "kv_connector": "nixl", "health_interval": 0.05}
@@ -402,7 +403,7 @@ async def test_f122_everything_compressed(rig: Floor) -> None:
         record = await r.record()
         assert record["decode_instance"] == "i0"
         assert record["route_class"] != "HEAVY_P2P"
-        assert len(p.bodies) == 1, "its leg was tried"
+        assert len(p.posts) == 1, "its leg was tried"
         p.gets |= dict.fromkeys(("/health", "/v1/models"), packed)
         asked = len(r.links[1].asked)
         await until(lambda: len(r.links[1].asked) > asked + 40, "models and all are read again")
@@ -523,13 +524,13 @@ async def test_f164_wide_requests_of_one_client(rig: Floor) -> None:
     busy = plain(b"{}", "503 Busy", "Retry-After: 30\r\n")
     async with rig([poisoned(busy), GOOD], **SLOW_PROBES) as r:
         gate, engine = r.router.known.gate, r.engines[0]
-        while not engine.bodies or b"belladonna" not in engine.bodies[-1]:
+        while not engine.posts or b"belladonna" not in engine.posts[-1]:
             assert is_fine(await r.ask("belladonna", headers={"X-Session-ID": "wide"}))
         assert gate.is_own("i0", "wide", r.state.clock.now_s())
-        asked = len(engine.bodies)
+        asked = len(engine.posts)
         for i in range(20):
             assert is_fine(await r.ask(f"prompt {i}", headers={"X-Session-ID": f"s{i % 2}"}))
-        assert len(engine.bodies) > asked, "others are served there"
+        assert len(engine.posts) > asked, "others are served there"
         assert gate.is_open(MODEL, r.state.clock.now_s()), "which opens it to all"
         now_s = r.state.clock.now_s()
         for session in ("s0", "s1"):
@@ -605,32 +606,32 @@ KEYS = ",".join(f"{who}:{who * 5}" for who in THREE_KEYS)
 
 @pytest.mark.parametrize("way", ["resets", "500"])
 async def test_f161_some_engines_fail_one_clients_requests(rig: Floor, way: str) -> None:
-    engines = [poisoned(FAILS_WAYS[way]), Scripted(GOOD), Scripted(GOOD), Scripted(GOOD)]
+    engines = [poisoned(FAILS_WAYS[way]), RawEngine(GOOD), RawEngine(GOOD), RawEngine(GOOD)]
     async with rig(engines, flow=False, api_key=KEYS, **SLOW_PROBES) as r:
         for i in range(12):
             assert is_fine(await r.ask(f"belladonna {i}", headers=THREE_KEYS["mallory"]))
             assert all_up(r), "whatever its requests say"
-        seen = sum(b"belladonna" in body for body in r.engines[0].bodies)
+        seen = sum(b"belladonna" in body for body in r.engines[0].posts)
         assert seen <= 4, "two requests, each perhaps sent twice on a connection that was kept"
-        before = len(r.engines[0].bodies)
+        before = len(r.engines[0].posts)
         asked = [
             r.ask(f"prompt {i}", headers=THREE_KEYS["alice" if i % 2 else "bob"]) for i in range(12)
         ]
         assert all(map(is_fine, await asyncio.gather(*asked)))
-        assert len(r.engines[0].bodies) - before >= 3, "others have their part of it"
+        assert len(r.engines[0].posts) - before >= 3, "others have their part of it"
         assert all_up(r)
 
 
 @pytest.mark.parametrize("way", ["resets", "500", "garbage"])
 async def test_f167_one_clients_poison_beside_anothers_flake(rig: Floor, way: str) -> None:
     """Every engine is in doubt, and its trial is slow: it decides nothing for a while."""
-    tried, flaked, engines = asyncio.Event(), dict[bytes, Scripted](), list[Scripted]()
+    tried, flaked, engines = asyncio.Event(), dict[bytes, RawEngine](), list[RawEngine]()
 
-    def engine() -> Scripted:
-        made = Scripted()
+    def engine() -> RawEngine:
+        made = RawEngine()
 
         async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            body = made.bodies[-1]
+            body = made.posts[-1]
             if b'"prompt":"1"' in body:
                 await tried.wait()
             is_bad = b"belladonna" in body
@@ -669,22 +670,22 @@ async def test_f168_some_engines_are_hollow_to_one_client(rig: Floor, way: str) 
             priced += r.router.known.fleet.recently_failed(who)
             assert is_fine(await r.ask(f"alone {i}", headers=THREE_KEYS[who]))
         assert not any(priced), "for nobody else"
-        seen = [sum(b"belladonna" in body for body in engine.bodies) for engine in engines]
+        seen = [sum(b"belladonna" in body for body in engine.posts) for engine in engines]
         assert 1 <= max(seen) <= 12, "mallory's are soon asked elsewhere"
         asked = [
             r.ask(f"prompt {i}", headers=THREE_KEYS["alice" if i % 2 else "bob"]) for i in range(24)
         ]
         assert all(map(is_fine, await asyncio.gather(*asked)))
-        assert all(sum(b"prompt " in body for body in e.bodies) >= 3 for e in engines)
+        assert all(sum(b"prompt " in body for body in e.posts) >= 3 for e in engines)
         assert all_up(r)
 
 
 @pytest.mark.parametrize("way", ["resets", "truncated"])
 async def test_f163_bad_requests_beside_a_failure(rig: Floor, way: str) -> None:
-    engine = Scripted()
+    engine = RawEngine()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        is_bad = b"belladonna" in engine.bodies[-1]
+        is_bad = b"belladonna" in engine.posts[-1]
         await (says(REFUSES) if is_bad else FAILS_WAYS[way])(reader, writer)
 
     engine.scripts = [script]

@@ -15,10 +15,11 @@ from tests.chaos.client import Got, connect, request
 from tests.chaos.command import command
 from tests.chaos.invariants import samples
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
-from tests.chaos.scripted import GOOD, Scripted
 from tests.support.harness import (
     DONE,
+    GOOD,
     STREAM_HEAD,
+    RawEngine,
     Script,
     apart,
     chat,
@@ -81,7 +82,7 @@ def undisturbed(body: bytes) -> Passed:
 
 async def passed(rig: Floor, wire: bytes) -> Passed:
     """What becomes of these bytes as an answer."""
-    async with rig([Scripted(says(wire), GOOD)], **SLOW_PROBES) as r:
+    async with rig([RawEngine(says(wire), GOOD)], **SLOW_PROBES) as r:
         got = await r.ask()
         has_trailers = "trailer-seen" in got.headers
         return Passed(got.status, got.is_clean, got.body, has_trailers, (await r.ask()).text)
@@ -225,8 +226,8 @@ BESIDE = 64 << 20
 async def test_f132_events_without_an_end(rig: Floor, tmp_path: Path) -> None:
     """Each within the cap for one; all of them together are too much."""
     sent = STREAM_HEAD + chunk(event("a")) + b"%x\r\n" % (2 * ENDLESS) + b"data: "
-    async with Scripted(stalls(sent + b"x" * ENDLESS)) as engine:
-        async with command(tmp_path, [engine.url]) as proxy:
+    async with RawEngine(stalls(sent + b"x" * ENDLESS)) as engine:
+        async with command(tmp_path, [engine.address]) as proxy:
             await proxy.up(1)
             before, most = proxy.rss_bytes, 0
             asked = [asyncio.create_task(proxy.ask(f"{n}", stream=True)) for n in range(16)]
@@ -256,8 +257,11 @@ async def test_f132_costs_the_engine_that_has_most(rig: Floor, tmp_path: Path) -
         writer.write(chunk(body)[len(body) // 2 :] + LAST)
 
     may_end = asyncio.Event()
-    async with Scripted(stalls(sent + b"x" * ENDLESS)) as bad, Scripted(slowly, model="b") as good:
-        async with command(tmp_path, [bad.url, good.url]) as proxy:
+    async with (
+        RawEngine(stalls(sent + b"x" * ENDLESS)) as bad,
+        RawEngine(slowly, models=("b",)) as good,
+    ):
+        async with command(tmp_path, [bad.address, good.address]) as proxy:
             await proxy.up(2)
             honest = asyncio.create_task(proxy.ask("long", model="b", stream=True))
             asked = [asyncio.create_task(proxy.ask(f"{n}", stream=True)) for n in range(8)]
@@ -314,7 +318,7 @@ async def test_f35_wrong_length(rig: Floor) -> None:
             got = await r.ask(stream=False)
             assert got.status in (502, 504) or not got.is_clean
             assert (await r.record())["outcome"] != "ok"
-    async with rig([Scripted(says(lengthy(len(body), body + body)), GOOD)], **SLOW_PROBES) as r:
+    async with rig([RawEngine(says(lengthy(len(body), body + body)), GOOD)], **SLOW_PROBES) as r:
         assert (await r.ask(stream=False)).body == body
         assert (await r.ask()).text == "fine"
 
@@ -360,7 +364,7 @@ async def test_f38_usage_lies(rig: Floor) -> None:
         return plain(message % usage)
 
     scripts = [says(make(usage)) for usage in LIES for make in (streamed, at_once)]
-    async with rig([Scripted(*scripts)], **SLOW_PROBES) as r:
+    async with rig([RawEngine(*scripts)], **SLOW_PROBES) as r:
         for i in range(len(scripts)):
             got = await r.ask(f"prompt {i}", stream=i % 2 == 0)
             assert (got.status, got.is_clean) == (200, True), LIES[i // 2]
@@ -405,7 +409,7 @@ async def test_f40_two_hundred_megabytes(rig: Floor, tmp_path: Path) -> None:
             writer.write(piece)
             await writer.drain()
 
-    async with Scripted(huge) as engine, command(tmp_path / "c", [engine.url]) as proxy:
+    async with RawEngine(huge) as engine, command(tmp_path / "c", [engine.address]) as proxy:
         await proxy.up(1)
         before = proxy.rss_bytes
         connection = await connect(proxy.url)
@@ -533,7 +537,7 @@ async def test_f140_an_engine_hangs_in_mid_stream(
     async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(first_asked) == 1:
             writer.write(STREAM_HEAD + chunk(first("half", [1], prompt_token_ids=[7, 8])))
-            (engines[0] if engines[0].bodies else engines[1]).gets["/health"] = never
+            (engines[0] if engines[0].posts else engines[1]).gets["/health"] = never
             await reader.read()
         else:
             choice = {"index": 0, "text": " and half", "finish_reason": "stop", "token_ids": [5]}
@@ -545,7 +549,7 @@ async def test_f140_an_engine_hangs_in_mid_stream(
         await half(reader, writer)
 
     first_asked: list[int] = []
-    engines = [Scripted(in_turn), Scripted(in_turn)]
+    engines = [RawEngine(in_turn), RawEngine(in_turn)]
     options: dict[str, Any] = {"health_timeout": 0.2, "migration_limit": limit}
     async with rig(engines, **options) as r:
         got = await r.ask()
@@ -582,7 +586,7 @@ async def test_f140_one_that_goes_on_speaking_keeps_its_streams(
             await asyncio.sleep(0.05)
         writer.write(chunk(DONE_EVENT) + LAST)
 
-    engine = Scripted(speaks)
+    engine = RawEngine(speaks)
     async with rig([engine, GOOD], health_timeout=0.2) as r:
         asked = asyncio.create_task(r.ask())
         await until(lambda: engine.busy or asked.done(), "it streams")
@@ -615,7 +619,7 @@ async def test_f146_ends_broken(rig: Floor, reason: str, moves: int) -> None:
         await apart(writer, [STREAM_HEAD, *map(chunk, pieces), DONE], 0.01)
 
     async def good(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if b'"prompt":[7,8,1]' in r.engines[1].bodies[-1]:
+        if b'"prompt":[7,8,1]' in r.engines[1].posts[-1]:
             rest = {"index": 0, "text": "ne", "finish_reason": "stop", "token_ids": [2]}
             event = b"data: %b\n\n" % orjson.dumps({"id": "y", "choices": [rest]})
             writer.write(STREAM_HEAD + chunk(event) + DONE)
@@ -658,11 +662,11 @@ async def cuts(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def test_f150_engines_cut_one_clients_streams(rig: Floor) -> None:
-    def picky() -> Scripted:
-        engine = Scripted()
+    def picky() -> RawEngine:
+        engine = RawEngine()
 
         async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await (cuts if b"belladonna" in engine.bodies[-1] else GOOD)(reader, writer)
+            await (cuts if b"belladonna" in engine.posts[-1] else GOOD)(reader, writer)
 
         engine.scripts = [script]
         return engine
@@ -685,12 +689,12 @@ async def test_f150_engines_cut_one_clients_streams(rig: Floor) -> None:
         assert (await r.ask(headers={"X-Session-ID": "s"})).text == "fine"
 
 
-def passes_trials(bad: Script) -> Scripted:
+def passes_trials(bad: Script) -> RawEngine:
     """An engine that fails all clients' requests in one way, and serves the proxy's own."""
-    engine = Scripted()
+    engine = RawEngine()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await (bad if b'"messages"' in engine.bodies[-1] else GOOD)(reader, writer)
+        await (bad if b'"messages"' in engine.posts[-1] else GOOD)(reader, writer)
 
     engine.scripts = [script]
     return engine
@@ -719,7 +723,7 @@ TWO_KEYS = {who: {"Authorization": f"Bearer {who * 5}"} for who in ("alice", "bo
 
 async def test_f162_all_streams_of_one_of_two_clients(rig: Floor) -> None:
     keys = ",".join(f"{who}:{who * 5}" for who in TWO_KEYS)
-    engines = [passes_trials(cuts), Scripted(GOOD)]
+    engines = [passes_trials(cuts), RawEngine(GOOD)]
     async with rig(engines, flow=False, api_key=keys, **SLOW_PROBES) as r:
 
         async def ask(who: str, i: int) -> Got:

@@ -12,10 +12,11 @@ import pytest
 from bench.faults import black_hole
 from tests.chaos.client import Connection, Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
-from tests.chaos.scripted import GOOD, Scripted
 from tests.support.harness import (
     ANSWER,
+    GOOD,
     STREAM_HEAD,
+    RawEngine,
     Script,
     chat,
     chunk,
@@ -62,13 +63,13 @@ async def offload(r: Rig, text: str = "u") -> tuple[int, int]:
     return int(record["prefill_instance"][1:]), int(record["decode_instance"][1:])
 
 
-def peer(p: Script | Scripted, d: Script | Scripted = GOOD) -> list[Script | Scripted]:
+def peer(p: Script | RawEngine, d: Script | RawEngine = GOOD) -> list[Script | RawEngine]:
     """D is asked first: with equal loads the first instance is chosen."""
     return [d, p]
 
 
 ABSENT = "absent"
-P_OR_NOBODY = [(None, ABSENT), ("engine-0", ABSENT)]
+P_OR_NOBODY = [(None, ABSENT), ("e-1", ABSENT)]
 PARAMS = b',"kv_transfer_params":%s'
 FOREIGN = (
     b'{"do_remote_prefill":true,"remote_engine_id":"somebody-else","remote_block_ids":[999999],'
@@ -84,25 +85,25 @@ TOO_MUCH = (
 
 
 async def test_f41_no_params_in_ps_answer(rig: Floor) -> None:
-    d = Scripted()
+    d = RawEngine()
     options = ALWAYS | SLOW_PROBES | {"boots": False, "kv_connector": "nixl"}
     async with rig(peer(says(plain(LENGTH % b"")), d), **options) as r:
         record = await colocated(r)
         assert record["fallback"] in ("kv_params", "p_finish_reason")
         assert record["decode_instance"] == "i0"
-        assert b"kv_transfer_params" not in d.bodies[-1]
+        assert b"kv_transfer_params" not in d.posts[-1]
 
 
 async def told(rig: Floor, connector: str, given: bytes) -> tuple[object, object]:
     """P's answer names such params: which engine and blocks D is told of."""
-    d = Scripted()
+    d = RawEngine()
     p = says(plain(LENGTH % (PARAMS % given)))
     options = ALWAYS | SLOW_PROBES | {"boots": connector == "mooncake", "kv_connector": connector}
     async with rig(peer(p, d), **options) as r:
         got = await r.ask(LONG)
         assert is_fine(got)
-        assert len(d.bodies[-1]) < 2 * len(LONG)
-        params = orjson.loads(d.bodies[-1]).get("kv_transfer_params") or {}
+        assert len(d.posts[-1]) < 2 * len(LONG)
+        params = orjson.loads(d.posts[-1]).get("kv_transfer_params") or {}
         return params.get("remote_engine_id"), params.get("remote_block_ids", ABSENT)
 
 
@@ -161,17 +162,17 @@ async def test_f47_p_dies_while_d_computes(rig: Floor) -> None:
         await p_is_gone.wait()
         writer.write(ANSWER)
 
-    d = Scripted(slowly)
+    d = RawEngine(slowly)
     async with rig(peer(stalls(), d), **ALWAYS, **SLOW_PROBES) as r:
         asked = asyncio.create_task(r.ask(LONG, headers={"X-Session-ID": "s"}))
-        await until(lambda: d.bodies, "D computes as well")
+        await until(lambda: d.posts, "D computes as well")
         r.links[1].cut(resets=True)
         await until(lambda: not r.state.instances.by_name["i1"].in_use, "the proxy knows of it")
         p_is_gone.set()
         assert is_fine(await asked)
         record = await r.record()
         assert (record["hedge"], record["outcome"]) == ("local", "ok")
-        assert len(d.bodies) == 1, "D is not asked twice"
+        assert len(d.posts) == 1, "D is not asked twice"
 
 
 async def test_f48_p_is_far_too_slow(rig: Floor) -> None:
@@ -209,7 +210,7 @@ BOOTS: dict[str, bytes | Script] = {
 
 @pytest.mark.parametrize("how", BOOTS)
 async def test_f50_the_bootstrap_server_fails(rig: Floor, how: str) -> None:
-    p = Scripted(says(plain(LENGTH % b"")))
+    p = RawEngine(says(plain(LENGTH % b"")))
     p.gets["/query"] = BOOTS[how]
     options = ALWAYS | {"connect_timeout": 0.2}
     async with rig(peer(p), **options, **SLOW_PROBES) as r:
@@ -398,12 +399,12 @@ async def test_f106_each_leg_would_see_another_prompt(rig: Floor, how: str) -> N
 
 async def test_f107_ps_answer_stays_short(rig: Floor) -> None:
     asked: dict[str, Any] = {"return_token_ids": True, "return_prompt_text": True}
-    p, d = Scripted(says(plain(LENGTH % b""))), Scripted()
+    p, d = RawEngine(says(plain(LENGTH % b""))), RawEngine()
     async with rig(peer(p, d), **ALWAYS, **SLOW_PROBES) as r:
         assert is_fine(await r.ask(LONG, **asked, logprobs=True, logprob_token_ids=[1, 2]))
-        told = orjson.loads(p.bodies[-1])
+        told = orjson.loads(p.posts[-1])
         assert not {*asked, "logprobs", "logprob_token_ids"} & set(told)
-        assert asked.items() <= orjson.loads(d.bodies[-1]).items()
+        assert asked.items() <= orjson.loads(d.posts[-1]).items()
 
 
 @pytest.mark.parametrize("how", ["401", "400", "{}", "html", "no choices"])
@@ -412,9 +413,9 @@ async def test_f147_p_serves_nothing_at_once(rig: Floor, how: str) -> None:
     async with rig(peer(black_hole.WAYS[how]), **ALWAYS, **SLOW_PROBES) as r:
         assert is_fine(await r.ask(LONG))
         await until(lambda: not r.is_up("i1"), "its trial fails")
-        asked = len(r.engines[1].bodies)
+        asked = len(r.engines[1].posts)
         for i in range(4):
             assert is_fine(await r.ask(words(2000, f"t{i}")))
-        assert len(r.engines[1].bodies) == asked
+        assert len(r.engines[1].posts) == asked
         told = {line["fallback"] for line in await r.records(5)}
         assert told == {"p_finish_reason" if how in ("{}", "no choices") else "p_error", None}

@@ -23,13 +23,14 @@ from proxy.net.kv_events import zmtp
 from tests.chaos.client import Got, request
 from tests.chaos.command import command
 from tests.chaos.invariants import holds, samples
-from tests.chaos.rig import SLOW_PROBES, Floor
-from tests.chaos.scripted import GOOD, MODEL, Scripted
+from tests.chaos.rig import MODEL, SLOW_PROBES, Floor
 from tests.support.harness import (
     ANSWER,
     DONE,
+    GOOD,
     STREAM_HEAD,
     WAIT_S,
+    RawEngine,
     Script,
     ServedProxy,
     apart,
@@ -70,7 +71,7 @@ ODD_METRICS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("what", ODD_METRICS)
 async def test_f59_odd_metrics(rig: Floor, what: str) -> None:
-    engine = Scripted()
+    engine = RawEngine()
     engine.gets["/metrics"] = plain(ODD_METRICS[what])
     async with rig([engine], active_decode_blocks_threshold=0.9, **QUICK) as r:
         scrapes = len(r.links[0].asked)
@@ -96,21 +97,21 @@ def endless(piece: bytes, pause_s: float, sent: list[int]) -> Script:
 @pytest.mark.parametrize("how", ["50 MB", "drips"])
 async def test_f60_metrics_without_end(rig: Floor, how: str) -> None:
     sent = [0]
-    engine = Scripted()
+    engine = RawEngine()
     line = b"vllm:some_series_that_is_long 1.0\n"
     script = endless(line * 2000, 0, sent) if how == "50 MB" else endless(b"v", 0.01, sent)
     engine.gets["/metrics"] = script
     async with rig([engine], scrape_interval=60.0, health_timeout=1.0) as r:
         await until(lambda: sent[0], "it is read")
         assert is_fine(await r.ask())
-        await until(lambda: len(engine.open) <= 2, "it is given up")
+        await until(lambda: len(engine.connections) <= 2, "it is given up")
         assert sent[0] < 12 << 20, "the cap, and what the kernel buffers"
         assert r.is_up("i0")
 
 
 async def test_f61_frozen_metrics(rig: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report of a full cache that never changes: believed for a while, then flagged."""
-    engine = Scripted()
+    engine = RawEngine()
     engine.gets["/metrics"] = plain(CONFIG + USED % b"0.99")
     limits: dict[str, Any] = {"active_decode_blocks_threshold": 0.9, "max_queue": 0}
     async with rig([engine], **limits, **QUICK) as r:
@@ -148,7 +149,7 @@ async def test_f61_frozen_metrics(rig: Floor, monkeypatch: pytest.MonkeyPatch) -
 async def test_f61_answers_that_no_report_shows(
     rig: Floor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Scripted()
+    engine = RawEngine()
     engine.gets["/metrics"] = plain(CONFIG + USED % b"0")
     monkeypatch.setattr(engine_reports, "FROZEN_S", 0.1)
     async with rig([engine], **QUICK) as r:
@@ -168,7 +169,7 @@ async def test_f62_healthy_but_hanging(rig: Floor) -> None:
 
 
 async def test_f63_unhealthy_but_working(rig: Floor) -> None:
-    sick = [Scripted(), Scripted()]
+    sick = [RawEngine(), RawEngine()]
     async with rig(sick) as r:
         for engine in sick:
             engine.gets["/health"] = plain(b"", "500 Oops")
@@ -186,7 +187,7 @@ async def test_f64_flapping_health(rig: Floor) -> None:
         bad = (asked // 3) % 2 == 1
         writer.write(plain(b"", "500 Oops" if bad else "200 OK"))
 
-    engine = Scripted()
+    engine = RawEngine()
     async with rig([engine, GOOD], health_interval=0.02) as r:
         engine.gets["/health"] = flaps
         seen = [True]
@@ -212,7 +213,7 @@ def told(cached: int) -> Script:
 async def test_f65_index_and_cache_disagree(rig: Floor) -> None:
     """One prompt that is lost may be read in another way; a second one shows an eviction."""
     answers = [told(cached) for cached in (0, 0, 0, 0, 1990)]
-    async with rig([Scripted(*answers)], **SLOW_PROBES) as r:
+    async with rig([RawEngine(*answers)], **SLOW_PROBES) as r:
         held: list[int] = []
         for text in "ababa":
             assert (await r.ask(words(1000, text))).text == "fine"
@@ -234,7 +235,7 @@ def counted(prompt: int, output: int, events: int = 3) -> Script:
 @pytest.mark.parametrize("factor", [0.1, 2.5])
 async def test_f111_prompt_tokens_wrongly_counted(rig: Floor, factor: float) -> None:
     """A prompt has 1,000 tokens of 4 bytes; one engine counts a tenth, or two and a half times."""
-    engines = [Scripted(counted(round(1000 * each), 3)) for each in (factor, 1, 1)]
+    engines = [RawEngine(counted(round(1000 * each), 3)) for each in (factor, 1, 1)]
     async with rig(engines, **SLOW_PROBES) as r:
         asked = 0
         while not r.router.known.is_usage_doubted("i0"):
@@ -331,8 +332,8 @@ class NameServer:
 
 async def led_astray(log: Path, names: NameServer) -> dict[str, str]:
     """What is served when the name server says this and that."""
-    old = Scripted()
-    new = Scripted(says(ANSWER.replace(b"fine", b"new!")), host="127.0.0.2")
+    old = RawEngine()
+    new = RawEngine(says(ANSWER.replace(b"fine", b"new!")), host="127.0.0.2")
     options: dict[str, Any] = {"kv_connector": "none", "scrape_interval": 60.0}
     options["health_interval"] = 60.0
     async with old:
@@ -343,7 +344,7 @@ async def led_astray(log: Path, names: NameServer) -> dict[str, str]:
             async def asked_with(answer: str) -> str:
                 """What is served with this answer; on a new connection."""
                 names.answer = answer
-                for writer in [*old.open, *new.open]:
+                for writer in [*old.connections, *new.connections]:
                     writer.close()
                 pool = proxy.server.state.instances.by_name["e"]._pool
                 await until(lambda: not pool._idle, "nothing is kept")
@@ -392,25 +393,25 @@ async def test_f68_a_policy_raises(
 
 
 async def test_f103_an_added_instance_is_not_ready_yet(rig: Floor) -> None:
-    starting = Scripted()
+    starting = RawEngine()
     starting.gets["/health"] = stalls()
     in_turn: dict[str, Any] = {"placement": "round-robin", "offload_policy": "never"}
     async with starting, rig([GOOD], **in_turn) as r:
         admin, http = r.proxy.server.admin_url, r.proxy.http
-        body = {"instance": f"new={starting.url}"}
+        body = {"instance": f"new={starting.address}"}
         async with http.post(f"{admin}/instances", json=body) as added:
             said = await added.json()
             assert (added.status, said["is_up"], said["state"]) == (201, False, "probing")
         assert all([is_fine(await r.ask(f"prompt {i}")) for i in range(8)])
-        assert not starting.bodies, "it has not answered a probe"
+        assert not starting.posts, "it has not answered a probe"
         starting.gets["/health"] = plain(b"")
-        for writer in list(starting.open):
+        for writer in list(starting.connections):
             writer.transport.abort()
         await until(
             lambda: r.router.known.fleet.get("new").models is not None, "it has answered one"
         )
         assert all([is_fine(await r.ask(f"prompt {i}")) for i in range(8)])
-        assert len(starting.bodies) == 4
+        assert len(starting.posts) == 4
 
 
 WANTED = b"vllm:num_requests_running"
@@ -435,7 +436,7 @@ HEAVY: dict[str, tuple[str, bytes]] = {
 async def test_f131_a_heavy_document(rig: Floor, what: str) -> None:
     """The invariant that no turn of the loop computes for long is what this is about."""
     path, document = HEAVY[what]
-    engine = Scripted()
+    engine = RawEngine()
     async with rig([engine, GOOD], scrape_interval=0.2, health_interval=0.2) as r:
         engine.gets[path] = plain(document)
         seen = len(r.links[0].asked)
@@ -456,7 +457,7 @@ async def test_f133_one_engines_list_of_models(rig: Floor, how: str) -> None:
         "hangs": stalls(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"),
         "huge": plain(b'{"data":[' + b'{"id":"x"},' * 60_000 + b"{}]}"),
     }
-    engine = Scripted()
+    engine = RawEngine()
     async with rig([engine, GOOD, GOOD], **SLOW_PROBES) as r:
         engine.gets["/v1/models"] = odd[how]
         for _ in range(3):
@@ -480,7 +481,7 @@ async def test_f156_one_engines_card_names_a_base(rig: Floor) -> None:
         await free.wait()
         await GOOD(reader, writer)
 
-    engines = [Scripted(waits) for _ in range(3)]
+    engines = [RawEngine(waits) for _ in range(3)]
     cards = b'{"data":[{"id":"%s"},{"id":"base"}]}' % MODEL.encode()
     evil = b'{"data":[{"id":"%s","parent":"base"}]}' % MODEL.encode()
     for engine in engines:
@@ -536,9 +537,9 @@ BATCHES = {
 async def test_f134_batches_of_kv_events(rig: Floor, tmp_path: Path, what: str) -> None:
     server = await asyncio.start_server(publishes(BATCHES[what]), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, Scripted(GOOD) as engine:
+    async with server, RawEngine(GOOD) as engine:
         events = f"tcp://{{host}}:{port}"
-        async with command(tmp_path, [engine.url], "--kv-events", events) as proxy:
+        async with command(tmp_path, [engine.address], "--kv-events", events) as proxy:
             await proxy.up(1)
             before, most = proxy.rss_bytes, 0
             for number in range(15):

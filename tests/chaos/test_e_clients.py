@@ -22,11 +22,12 @@ from proxy.net import tcp
 from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.chaos.command import command
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
-from tests.chaos.scripted import GOOD, Scripted
 from tests.support.harness import (
     DONE,
+    GOOD,
     STREAM_HEAD,
     WAIT_S,
+    RawEngine,
     Script,
     apart,
     chat,
@@ -376,7 +377,7 @@ async def test_f120_a_tenant_floods_the_queue(rig: Floor, kind: str) -> None:
         head = {"Authorization": f"Bearer {keys[tenant]}"}
         return asyncio.create_task(r.ask(text, headers=head, user=tenant, **fields))
 
-    engine = Scripted(waits)
+    engine = RawEngine(waits)
     async with rig([engine], flow=False, **options, **SLOW_PROBES) as r:
         first = asked("hog", "x")
         await until(lambda: engine.busy == 1, "the only one is busy")
@@ -388,7 +389,7 @@ async def test_f120_a_tenant_floods_the_queue(rig: Floor, kind: str) -> None:
         may_answer.set()
         answers = await asyncio.gather(*few)
         assert [got.status for got in answers] == [200] * 5
-        order = [orjson.loads(body)["user"] for body in engine.bodies]
+        order = [orjson.loads(body)["user"] for body in engine.posts]
         places = [i for i, tenant in enumerate(order) if tenant == "few"]
         assert places[-1] < 50, "none waits for all of the flood"
         await asyncio.gather(first, *flood)
@@ -456,7 +457,7 @@ async def never_ending(url: str, data: bytes, count: int) -> AsyncIterator[list[
 async def test_f130_bodies_that_never_end(
     rig: Floor, tmp_path: Path, how: str, size: int, count: int
 ) -> None:
-    async with Scripted(GOOD) as engine, command(tmp_path, [engine.url]) as proxy:
+    async with RawEngine(GOOD) as engine, command(tmp_path, [engine.address]) as proxy:
         await proxy.up(1)
         assert is_fine(await proxy.ask(words(400_000)))
         before, most = proxy.rss_bytes, 0
@@ -497,7 +498,7 @@ async def reads_nothing(url: str, key: str) -> Connection:
     return connection
 
 
-class Late(Scripted):
+class Late(RawEngine):
     """Answers short bodies; long ones when it may."""
 
     def __init__(self) -> None:
@@ -506,7 +507,7 @@ class Late(Scripted):
         self.late = 0
 
     async def _late(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self.bodies.pop()) > 1 << 16:
+        if len(self.posts.pop()) > 1 << 16:
             self.late += 1
             await self.may_answer.wait()
         await GOOD(reader, writer)
@@ -515,7 +516,7 @@ class Late(Scripted):
 async def test_f152_large_bodies_without_an_answer(rig: Floor, tmp_path: Path) -> None:
     """They cost no tokens, so all are admitted; the other tenant is served all along."""
     options = (*TWO_TENANTS, "--max-memory-bytes", "256MiB")
-    async with Late() as engine, command(tmp_path, [engine.url], *options) as proxy:
+    async with Late() as engine, command(tmp_path, [engine.address], *options) as proxy:
         await until(lambda: is_served(proxy.url), "it serves")
         before, most, body = proxy.rss_bytes, 0, of(HOG, junk(UNANSWERED))
         hogs = []
@@ -541,11 +542,11 @@ async def test_f153_events_for_clients_that_read_nothing(rig: Floor, tmp_path: P
     wire = STREAM_HEAD + chunk(event("a")) + chunk(event("z" * size)) + chunk(event("fine"))
 
     async def streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        is_long = b"long" in engine.bodies.pop()
+        is_long = b"long" in engine.posts.pop()
         await (says(wire + DONE) if is_long else GOOD)(reader, writer)
 
-    async with Scripted(streams) as engine:
-        async with command(tmp_path, [engine.url], *TWO_TENANTS) as proxy:
+    async with RawEngine(streams) as engine:
+        async with command(tmp_path, [engine.address], *TWO_TENANTS) as proxy:
             await until(lambda: is_served(proxy.url), "it serves")
             before, most = proxy.rss_bytes, 0
             slow = await reads_nothing(proxy.url, FEW)

@@ -30,13 +30,14 @@ from tests.bad_input.run import PROBES
 from tests.bad_input.run import run as send_all
 from tests.chaos.client import Got, request
 from tests.chaos.invariants import samples
-from tests.chaos.rig import CANARIES, SLOW_PROBES, Floor, Rig
-from tests.chaos.scripted import GOOD, MODEL, Scripted
+from tests.chaos.rig import CANARIES, MODEL, SLOW_PROBES, Floor, Rig
 from tests.support.admin import call
 from tests.support.harness import (
     DONE,
+    GOOD,
     STREAM_HEAD,
     WAIT_S,
+    RawEngine,
     chat,
     chunk,
     event,
@@ -175,16 +176,16 @@ ODD_JSON: dict[str, bytes] = {
 @pytest.mark.parametrize("what", ODD_JSON)
 async def test_f87_odd_json(rig: Floor, timed: Turns, what: str) -> None:
     """400 in OpenAI's shape, or byte for byte what the client said."""
-    engine, body = Scripted(), ODD_JSON[what]
+    engine, body = RawEngine(), ODD_JSON[what]
     async with rig([engine], **SLOW_PROBES) as r:
         r.lag.forgive()
         got = await r.raw(request(body, CANARIES))
         if got.status == 200:
-            to_any = [b for b in r.calm.bodies if b == body]  # where no model is named
-            assert engine.bodies + to_any == [body]
+            to_any = [b for b in r.calm.posts if b == body]  # where no model is named
+            assert engine.posts + to_any == [body]
         else:
             assert refused(got) in (400, 413)
-            assert engine.bodies == []
+            assert engine.posts == []
         await still_serves(r)
 
 
@@ -258,18 +259,18 @@ FOR_ENGINES = {
 
 @pytest.mark.parametrize("what", STEERING)
 async def test_f88_clients_steer_the_engine(rig: Floor, what: str) -> None:
-    engine = Scripted()
+    engine = RawEngine()
     async with rig([engine], **SLOW_PROBES) as r:
         got = await r.raw(request(STEERING[what], CANARIES | FOR_ENGINES))
         if got.status != 200:
             assert refused(got) == 400
-            assert engine.bodies == []
+            assert engine.posts == []
             return
-        told = orjson.loads(engine.bodies[0])
+        told = orjson.loads(engine.posts[0])
         assert not {"kv_transfer_params", "ec_transfer_params", "data_parallel_rank"} & set(told)
         assert "kv_transfer_params" not in told.get("vllm_xargs", {})
         assert len(told.get("cache_salt", "")) <= 128
-        head = engine.heads[0].lower()
+        head = engine.post_heads[0].lower()
         assert b"prefiller" not in head
         assert b"data-parallel" not in head
 
@@ -281,15 +282,15 @@ FORM_HEAD = {"Content-Type": "multipart/form-data; boundary=x"}
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/embeddings", "/v1/audio/translations"])
 async def test_f108_what_cannot_be_salted(rig: Floor, path: str) -> None:
-    engine = Scripted()
+    engine = RawEngine()
     async with rig([engine], flow=False, **SALTED, **SLOW_PROBES) as r:
         who = {"Authorization": f"Bearer {KEY}"}
         got = await r.raw(request(SMALL, who | FORM_HEAD, path))
         assert refused(got) == 403
         assert "--cache-salt-secret" in got.error["message"]
-        assert engine.bodies == []
+        assert engine.posts == []
         assert is_fine(await r.raw(request(SMALL, who)))
-        assert b"cache_salt" in engine.bodies[-1]
+        assert b"cache_salt" in engine.posts[-1]
 
 
 @pytest.mark.parametrize(("given", "streams"), [('"false"', False), ("0.0", False), ('"On"', True)])
@@ -302,13 +303,13 @@ async def test_f109_a_flag_that_engines_coerce(rig: Floor, given: str, streams: 
 
 
 async def test_f89_a_prompt_of_a_million_tokens(rig: Floor, timed: Turns) -> None:
-    engine = Scripted()
+    engine = RawEngine()
     many = b'{"model":"sim-8b","prompt":[' + b"7," * 999_999 + b"7],%s}"
     async with rig([engine], max_body_bytes=4 << 20, **SLOW_PROBES) as r:
         for body in (many % b'"max_tokens":1', many % b'"stream":true'):
             got = await r.raw(request(body, {}, "/v1/completions"))
             assert got.status == 200
-            assert engine.bodies[-1] == body
+            assert engine.posts[-1] == body
         tokens = [record["isl_tokens"] for record in await r.records(2)]
         assert tokens == [1_000_000] * 2
         odd = said(prompt=b"[-1,-2,99999999999999999999]")
@@ -330,12 +331,10 @@ async def test_f110_planted_usage(rig: Floor) -> None:
     streamed = says(STREAM_HEAD + chunk(completed % echo) + DONE)
 
     async def breaks_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        is_cut = (
-            b"0000499" in engine.bodies[-1] and words(500, "w").encode() not in engine.bodies[-1]
-        )
+        is_cut = b"0000499" in engine.posts[-1] and words(500, "w").encode() not in engine.posts[-1]
         await (resets(STREAM_HEAD + chunk(so_far)) if is_cut else GOOD)(reader, writer)
 
-    engine = Scripted(*[says(plain(echo)), streamed] * 10)
+    engine = RawEngine(*[says(plain(echo)), streamed] * 10)
     engine.scripts += [breaks_off]  # the proxy's own trial gets a good answer
     async with rig([engine], **SLOW_PROBES) as r:
         before = r.router.known.bytes_per_token.of(MODEL)
@@ -527,7 +526,7 @@ async def test_f136_one_tenant_fills_the_table_of_stored_responses(rig: Floor) -
 @pytest.mark.parametrize("is_served", [True, False])
 async def test_f137_one_tenant_fills_the_table_of_sessions(rig: Floor, *, is_served: bool) -> None:
     """Also with requests that the engine refuses."""
-    engine = Scripted(GOOD)
+    engine = RawEngine(GOOD)
     async with rig([engine], **SHARED, **SLOW_PROBES) as r:
 
         async def ask(who: str, name: str) -> Got:
@@ -553,7 +552,7 @@ LAST_NAMES = ['["a"]', "{}", '{"a":["b"]}', "[]", "null", "7", '"y"', "true"]
 @pytest.mark.parametrize("large", [False, True])
 async def test_f141_a_response_is_named_twice(rig: Floor, *, large: bool) -> None:
     """Whatever the last one holds, and however the names are spelled: none reaches an engine."""
-    engine = Scripted(GOOD)
+    engine = RawEngine(GOOD)
     async with rig([engine], **SHARED, **SLOW_PROBES) as r:
         rest = b'"model":"sim-8b","input":"%b"' % (b"x" * ((2 << 20) if large else 1))
         for last in LAST_NAMES[: 2 if large else None]:
@@ -568,8 +567,8 @@ async def test_f141_a_response_is_named_twice(rig: Floor, *, large: bool) -> Non
                 ):
                     raw = request(b"{%b}" % body, TENANTS["a"], "/v1/responses")
                     assert (await r.raw(raw)).status == 200
-        assert len(engine.bodies) == (2 if large else len(LAST_NAMES)) * 4
-        for sent in engine.bodies:
+        assert len(engine.posts) == (2 if large else len(LAST_NAMES)) * 4
+        for sent in engine.posts:
             pairs = json.loads(sent, object_pairs_hook=list)
             assert [name for name, _ in pairs] == ["model", "input"]
 
@@ -615,7 +614,7 @@ async def test_f154_bodies_of_two_tenants_take_turns(
         return asyncio.create_task(r.ask(body=raw, headers=headers))
 
     keys = ",".join(f"{tenant}:{key}" for tenant, key in KEYS.items())
-    engine = Scripted(GOOD)
+    engine = RawEngine(GOOD)
     async with rig([engine], flow=False, api_key=keys, **SLOW_PROBES) as r:
         hogs = [asked("hog") for _ in range(8)]
         await until(lambda: came == 8, "they wait")
@@ -623,7 +622,7 @@ async def test_f154_bodies_of_two_tenants_take_turns(
         await until(lambda: came == 9, "it waits")
         may_begin.set()
         assert all(map(is_fine, await asyncio.gather(few, *hogs)))
-        order = [orjson.loads(body)["user"] for body in engine.bodies]
+        order = [orjson.loads(body)["user"] for body in engine.posts]
         assert order.index("few") <= AT_ONCE + 1, order
 
 
@@ -632,14 +631,14 @@ async def test_f157_one_id_of_two_tenants(rig: Floor, path: str) -> None:
     """Engines abort requests by id. A repeat has another one, too."""
     fails = says(plain(b'{"error":{"message":"no"}}', "500 Internal Server Error"))
     whole = says(plain(b'{"choices":[{"message":{"content":"fine"}}]}'))
-    engines = [Scripted(fails, whole), Scripted(whole)]
+    engines = [RawEngine(fails, whole), RawEngine(whole)]
     async with rig(engines, **SHARED, **SLOW_PROBES) as r:
         for named in ("job-17", "job-17-0123456789ab", "j" * 256, ""):
             for who in "abab":
                 headers = TENANTS[who] | ({"X-Request-Id": named} if named else {})
                 got = await r.raw(request(SMALL, headers, path))
                 assert named in ("", got.headers["x-request-id"])
-        heads = [*engines[0].heads, *engines[1].heads]
+        heads = [*engines[0].post_heads, *engines[1].post_heads]
         told = [re.search(rb"X-Request-Id: (\S+)", head) for head in heads]
         ids = [found[1].decode() for found in told if found]
         assert len(ids) == len(set(ids)) == 17
@@ -657,7 +656,7 @@ async def test_f158_a_page_in_the_proxys_name(rig: Floor, status: str) -> None:
     more = b"".join(b"%b: x\r\n" % name for name in (*beyond, b"X-Cache-Proxy-Session"))
     head = b"HTTP/1.1 %b\r\nContent-Type: text/html\r\nX-Mine: 1\r\n" % status.encode()
     page = head + more + b"Content-Length: %d\r\n\r\n" % len(PAGE) + PAGE
-    engines = [Scripted(says(page)), Scripted(says(page))]
+    engines = [RawEngine(says(page)), RawEngine(says(page))]
     async with rig(engines, max_queue=0, **SLOW_PROBES) as r:
         for engine in (*engines, r.calm):
             engine.gets["/v1/responses/x"] = page

@@ -17,12 +17,13 @@ from tests.chaos import figures
 from tests.chaos.client import Got, connect, request
 from tests.chaos.command import command
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
-from tests.chaos.scripted import GOOD, Scripted
 from tests.chaos.test_a_before_first_byte import REFUSED
 from tests.chaos.test_b_mid_stream import DONE_EVENT, LAST, is_cut
 from tests.chaos.test_e_clients import BODY, PHASES
 from tests.support.harness import (
+    GOOD,
     STREAM_HEAD,
+    RawEngine,
     Script,
     chunk,
     event,
@@ -71,14 +72,14 @@ async def test_r1_keep_alive_race(rig: Floor, tmp_path: Path) -> None:
         connection.close()
         return found
 
-    async with Scripted(answers_then_closes) as engine:
-        async with command(tmp_path / "c", [engine.url]) as proxy:
+    async with RawEngine(answers_then_closes) as engine:
+        async with command(tmp_path / "c", [engine.address]) as proxy:
             await proxy.up(1)
             parts = await asyncio.gather(*(loop(proxy.url, RACES // LOOPS) for _ in range(LOOPS)))
             total = sum(parts, Counter[str]())
             replays = await proxy.metric("upstream_replays_total")
             retries = await proxy.metric("upstream_retries_total")
-            asked = len(engine.bodies)
+            asked = len(engine.posts)
     figures.say(
         "R1",
         f"keep-alive race: {RACES - total['good']} of {RACES} POSTs lost; "
@@ -154,7 +155,7 @@ LOSSES: tuple[Script, ...] = (
 
 @pytest.mark.timeout(600)
 async def test_r4_stream_loss(rig: Floor) -> None:
-    engine = Scripted(*(LOSSES[i % len(LOSSES)] for i in range(LOST)))
+    engine = RawEngine(*(LOSSES[i % len(LOSSES)] for i in range(LOST)))
     async with rig([engine], **SLOW_PROBES) as r:
 
         async def some(count: int) -> list[Got]:

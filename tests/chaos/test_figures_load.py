@@ -20,10 +20,11 @@ from tests.chaos.client import Connection, connect, exchange, request
 from tests.chaos.command import command
 from tests.chaos.invariants import hits
 from tests.chaos.rig import SLOW_PROBES, Floor
-from tests.chaos.scripted import GOOD, Scripted
 from tests.support.harness import (
     DONE,
+    GOOD,
     STREAM_HEAD,
+    RawEngine,
     Script,
     apart,
     chat,
@@ -66,8 +67,8 @@ class Flood:
 async def test_r2_stalled_readers(rig: Floor, tmp_path: Path) -> None:
     """Once the flood stands nothing more is taken, however long it is watched: that is counted."""
     flood = Flood()
-    async with Scripted(flood) as engine, Scripted(model="other") as calm:
-        async with command(tmp_path / "c", [engine.url, calm.url]) as proxy:
+    async with RawEngine(flood) as engine, RawEngine(models=("other",)) as calm:
+        async with command(tmp_path / "c", [engine.address, calm.address]) as proxy:
             await proxy.up(2)
             assert (await proxy.ask(model="other")).text == "fine"
             before = proxy.rss_bytes
@@ -108,8 +109,8 @@ async def test_r9_drain_with_live_streams(rig: Floor, tmp_path: Path) -> None:
         await apart(writer, events(), 0.4)
         writer.write(DONE)
 
-    async with Scripted(long) as engine:
-        async with command(tmp_path / "c", [engine.url], "--drain-seconds", "60") as proxy:
+    async with RawEngine(long) as engine:
+        async with command(tmp_path / "c", [engine.address], "--drain-seconds", "60") as proxy:
             await proxy.up(1)
             asked = [asyncio.create_task(proxy.ask(f"p{i}")) for i in range(STREAMS)]
             await until(lambda: engine.busy == STREAMS, "all stream")
@@ -147,14 +148,14 @@ async def test_r15_canaries(rig: Floor, tmp_path: Path) -> None:
         *(says(STREAM_HEAD + chunk(event(said[1])) + chunk(in_band) + DONE), GOOD),
         resets(STREAM_HEAD + chunk(event(said[2]))),
     )
-    engine = Scripted(*scripts)
+    engine = RawEngine(*scripts)
     options = ("--log-level", "debug", "--log-format", "json", "--ttft-timeout", "1")
     path = "/v1/chat/completions?" + "&".join(f"key{i}={q}" for i, q in enumerate(queries))
     ours = chat(" ".join(bodies[:5])) | {"user": bodies[5], "metadata": {"k": bodies[6]}}
     ours |= {"tools": [{"type": "function", "function": {"name": bodies[7]}}], "stop": bodies[8:]}
     raw = orjson.dumps(ours)
     answers = []
-    async with engine, command(tmp_path / "c", [engine.url], *options) as proxy:
+    async with engine, command(tmp_path / "c", [engine.address], *options) as proxy:
         await proxy.up(1)
         data = [request(raw, headers, p) for p in (path, path.replace("chat", "chat\x01"))]
         data += [request(raw[:-9], headers, path), request(raw, headers | {"Host": "a b"}, path)]
@@ -215,7 +216,7 @@ async def test_r4_official_openai_client(rig: Floor) -> None:
                     async for _ in stream:
                         pass
     busy = says(plain(b'{"error":{"message":"busy"}}', "503 Busy", "Retry-After: 1\r\n"))
-    async with rig([Scripted(busy, GOOD)], **SLOW_PROBES) as r:
+    async with rig([RawEngine(busy, GOOD)], **SLOW_PROBES) as r:
         async with openai.AsyncOpenAI(base_url=f"{r.url}/v1", api_key="x") as client:
             start_s = time.monotonic()
             again = await client.chat.completions.create(model="sim-8b", messages=SAID, stream=True)
@@ -269,7 +270,7 @@ async def test_r4_official_anthropic_client(rig: Floor) -> None:
                     async for _ in stream:
                         pass
     busy = says(plain(b'{"error":{"message":"busy"}}', "503 Busy", "Retry-After: 1\r\n"))
-    async with rig([Scripted(busy, says(MESSAGE + MESSAGE_END))], **SLOW_PROBES) as r:
+    async with rig([RawEngine(busy, says(MESSAGE + MESSAGE_END))], **SLOW_PROBES) as r:
         async with anthropic.AsyncAnthropic(base_url=r.url, api_key="x") as client:
             start_s = time.monotonic()
             kinds = [e.type async for e in await client.messages.create(**ask)]

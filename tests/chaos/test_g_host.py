@@ -26,11 +26,12 @@ from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.chaos.command import ROOT, Command, command
 from tests.chaos.invariants import holds
 from tests.chaos.rig import CANARIES, SLOW_PROBES, Floor
-from tests.chaos.scripted import GOOD, Scripted
 from tests.support.harness import (
     DONE,
+    GOOD,
     STREAM_HEAD,
     WAIT_S,
+    RawEngine,
     Script,
     apart,
     chat,
@@ -64,11 +65,11 @@ async def one(
     script: Script = GOOD,
     shell: str = "",
     request_log: str | None = None,
-) -> AsyncIterator[tuple[Command, Scripted]]:
+) -> AsyncIterator[tuple[Command, RawEngine]]:
     """The command before one scripted engine, seen and ready."""
-    async with Scripted(script) as engine:
+    async with RawEngine(script) as engine:
         async with command(
-            folder, [engine.url], *options, shell=shell, request_log=request_log
+            folder, [engine.address], *options, shell=shell, request_log=request_log
         ) as proxy:
             await proxy.up(1)
             yield proxy, engine
@@ -92,7 +93,7 @@ async def test_f91_file_descriptors_run_out(rig: Floor, tmp_path: Path) -> None:
         statuses = await asyncio.gather(*(served(connection) for connection in held))
         assert set(statuses) <= {0, 200, 503}
         assert 50 < statuses.count(200) < 256, "as many as there is room for, each with its engine"
-        assert len(engine.bodies) == statuses.count(200)
+        assert len(engine.posts) == statuses.count(200)
         assert proxy.is_alive
         for connection in held:
             connection.close()
@@ -178,8 +179,8 @@ async def test_f92_request_log_moved_away(rig: Floor, tmp_path: Path) -> None:
 
 
 async def test_f92_nobody_reads_stderr(rig: Floor, tmp_path: Path) -> None:
-    async with Scripted() as engine:
-        words_ = ("--instances", engine.url, "--port", "0", "--kv-connector", "none")
+    async with RawEngine() as engine:
+        words_ = ("--instances", engine.address, "--port", "0", "--kv-connector", "none")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "proxy.cli", "--host", "127.0.0.1", *words_),
             *("--log-level", "debug"),
@@ -200,7 +201,7 @@ async def test_f92_nobody_reads_stderr(rig: Floor, tmp_path: Path) -> None:
             process.terminate()
             async with asyncio.timeout(WAIT_S):
                 await process.wait()
-    holds("I2", len(engine.bodies) == 10, "requests were lost or repeated")
+    holds("I2", len(engine.posts) == 10, "requests were lost or repeated")
     rig.checked += 1
 
 
@@ -244,7 +245,7 @@ async def test_f93_memory_runs_out(rig: Floor) -> None:
         assert is_fine(await near(0.5, Level.NORMAL, words(600, "third")))
 
 
-class Endless(Scripted):
+class Endless(RawEngine):
     """Streams to whoever asks until it is told to end; `said` counts the events of all."""
 
     def __init__(self) -> None:
@@ -273,7 +274,7 @@ async def streaming(
     rig: Floor, folder: Path, *options: str
 ) -> AsyncIterator[tuple[Command, asyncio.Task[Got], Endless]]:
     """A stream that has begun."""
-    async with Endless() as engine, command(folder, [engine.url], *options) as proxy:
+    async with Endless() as engine, command(folder, [engine.address], *options) as proxy:
         await proxy.up(1)
         asked = asyncio.create_task(proxy.ask())
         await engine.says_more()
@@ -348,8 +349,8 @@ async def test_f94_stopped_and_continued(rig: Floor, tmp_path: Path) -> None:
 )
 async def test_f95_reload_of_a_bad_configuration(rig: Floor, tmp_path: Path, text: str) -> None:
     config = tmp_path / "proxy.toml"
-    async with Scripted() as a, Scripted() as b:
-        config.write_text(CONFIG.format(a=a.url, b=b.url))
+    async with RawEngine() as a, RawEngine() as b:
+        config.write_text(CONFIG.format(a=a.address, b=b.address))
         async with command(tmp_path / "c", [], "--config", str(config)) as proxy:
             proxy.may_log = ("not reloaded",)
             await proxy.up(2)
@@ -387,8 +388,8 @@ async def test_f95_an_instance_leaves_with_live_streams(rig: Floor, tmp_path: Pa
 async def test_f135_a_config_file_that_is_cut(rig: Floor, tmp_path: Path) -> None:
     """By the watch, by SIGHUP, and by SIGUSR2: what is closed stays closed."""
     config, keys = tmp_path / "proxy.toml", tmp_path / "keys"
-    async with Scripted() as a, Scripted() as b:
-        head = CONFIG.format(a=a.url, b=b.url) + "health_interval = 0.1\n"
+    async with RawEngine() as a, RawEngine() as b:
+        head = CONFIG.format(a=a.address, b=b.address) + "health_interval = 0.1\n"
         keys.write_text(f"acme:{KEY}\nzeta:{'z' * 20}\n")
         secrets = f'admin_token = "{"t" * 20}"\napi_key = "@{keys}"\n'
         config.write_text(head + secrets)
@@ -456,8 +457,11 @@ async def test_f159_no_regular_file(
 ) -> None:
     """By the watch or SIGHUP, and by SIGUSR2."""
     keys, config = tmp_path / "keys", tmp_path / "proxy.toml"
-    async with Scripted() as a, Scripted() as b:
-        text = CONFIG.format(a=a.url, b=b.url) + f'health_interval = 0.1\napi_key = "@{keys}"\n'
+    async with RawEngine() as a, RawEngine() as b:
+        text = (
+            CONFIG.format(a=a.address, b=b.address)
+            + f'health_interval = 0.1\napi_key = "@{keys}"\n'
+        )
         texts = {keys: f"acme:{KEY}\n", config: text}
         for path, content in texts.items():
             path.write_text(content)
@@ -660,7 +664,7 @@ async def test_f123_the_processs_clock_jumps(rig: Floor, tmp_path: Path) -> None
     options = ("--session-ttl", "60", "--total-timeout", "60", "--health-interval", "0.1")
     async with (
         Endless() as engine,
-        command(tmp_path / "c", [engine.url], *options, shell=shell) as proxy,
+        command(tmp_path / "c", [engine.address], *options, shell=shell) as proxy,
     ):
         await proxy.up(1)
         endless = asyncio.create_task(proxy.ask())

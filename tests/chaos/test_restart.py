@@ -18,8 +18,7 @@ from tests.chaos import figures
 from tests.chaos.client import Connection, connect, request
 from tests.chaos.command import ROOT, Command
 from tests.chaos.rig import Floor
-from tests.chaos.scripted import Scripted
-from tests.support.harness import until
+from tests.support.harness import RawEngine, until
 
 TIMES, RATE, STREAMS = 3, 100.0, 20
 
@@ -55,7 +54,10 @@ async def test_kept_connections_are_led_over(tmp_path: Path) -> None:
         systemd.bind("")  # the kernel chooses a name, which no folder makes too long
         systemd.setblocking(False)
         shell = f"export NOTIFY_SOCKET=@{systemd.getsockname()[1:].decode()}"
-        async with Scripted() as engine, replaceable(tmp_path, [engine.url], shell=shell) as proxy:
+        async with (
+            RawEngine() as engine,
+            replaceable(tmp_path, [engine.address], shell=shell) as proxy,
+        ):
             await proxy.up(1)
             busy, balancer, silent = [await connect(proxy.url) for _ in range(3)]
             assert await answer(busy, request(BODY, {"X-Session-ID": "s"})) == (200, None)
@@ -86,7 +88,7 @@ async def test_one_that_does_not_start_changes_nothing(tmp_path: Path) -> None:
     config = tmp_path / "proxy.toml"
     config.write_text("max_queue = 4\n")
     options = ("--config", str(config))
-    async with Scripted() as engine, replaceable(tmp_path, [engine.url], *options) as proxy:
+    async with RawEngine() as engine, replaceable(tmp_path, [engine.address], *options) as proxy:
         await proxy.up(1)
         config.write_text('max_queue = "many"\n')
         proxy.kill(signal.SIGUSR2)
@@ -106,7 +108,7 @@ async def test_one_that_does_not_start_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_signal_meanwhile_stops_both(tmp_path: Path) -> None:
-    async with Scripted() as engine, replaceable(tmp_path, [engine.url]) as proxy:
+    async with RawEngine() as engine, replaceable(tmp_path, [engine.address]) as proxy:
         await proxy.up(1)
         proxy.kill(signal.SIGUSR2)
         await until(lambda: "starts" in proxy.log, "begun")
@@ -125,7 +127,7 @@ async def test_a_handshake_outlives_its_process(tmp_path: Path) -> None:
     leaf.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "leaf"))
     secure = ssl.create_default_context(cafile=str(tmp_path / "ca"))
     options = ("--tls-cert", str(tmp_path / "leaf"))
-    async with Scripted() as engine, replaceable(tmp_path, [engine.url], *options) as proxy:
+    async with RawEngine() as engine, replaceable(tmp_path, [engine.address], *options) as proxy:
         port = int(proxy.url.rsplit(":", 1)[1])
         silent = socket.create_connection(("127.0.0.1", port))
         silent.setblocking(False)
@@ -155,10 +157,10 @@ async def test_sockets_of_a_supervisor(tmp_path: Path) -> None:
     """The options' own address is not used, by no successor either."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        async with Scripted() as engine:
+        async with RawEngine() as engine:
             early = await connect(url)
             early.send(get("/live"))
-            first = activated(tmp_path, engine.url, listening)
+            first = activated(tmp_path, engine.address, listening)
             try:
                 assert (await early.get()).status == 200
                 await replace(tmp_path, Seen())

@@ -279,7 +279,7 @@ async def test_health_that_fails_on_one_and_health_that_flaps(
     """What fails is left out; what comes and goes changes twice in ten seconds, at the most."""
     sick = plain(b"", "500 Internal Server Error")
     async with fleet(tmp_path, GOOD, GOOD, GOOD, health_interval=0.02) as (proxy, engines):
-        engines[0].health = sick
+        engines[0].gets["/health"] = sick
         await until(lambda: not proxy.router.known.fleet.is_up("e0"), "ejected")
         asked = len(engines[0].posts)
         assert await burst(proxy, 30, at_once=3) == {200: 30}
@@ -289,7 +289,7 @@ async def test_health_that_fails_on_one_and_health_that_flaps(
         flapping = proxy.router.known.fleet.get("e1").health
         for round_ in range(10):
             seen = flapping.probes
-            engines[1].health = plain(b"") if round_ % 2 else sick
+            engines[1].gets["/health"] = plain(b"") if round_ % 2 else sick
             await until(partial(_probed_since, flapping, seen + 4), "probed")
             assert (await proxy.post(chat("x"))).status == 200
         changes = [r for r in caplog.records if "e1" in r.getMessage() and r.levelname != "DEBUG"]
@@ -342,15 +342,6 @@ async def test_a_restart_between_two_probes_is_noticed(tmp_path: Path) -> None:
         await proxy.at_rest()
 
 
-def _raw_bootstrap(ids: list[str]) -> Script:
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(plain(b'{"0":{"engine_id":"%s"}}' % ids[-1].encode()))
-        writer.close()
-
-    return script
-
-
 @pytest.mark.parametrize(
     ("answer", "ends"), [(BOOM, "open"), (plain(b"{}", "429 Busy", "Retry-After: 9\r\n"), "busy")]
 )
@@ -358,11 +349,9 @@ async def test_a_p_that_fails_or_is_busy_is_not_asked_for_ever(
     tmp_path: Path, answer: bytes, ends: str
 ) -> None:
     """Every client gets its answer from D all the while."""
-    boot = await asyncio.start_server(_raw_bootstrap(["e-1"]), "127.0.0.1", 0)
-    port = boot.sockets[0].getsockname()[1]
     options = {"health_interval": 60, "offload_policy": "always"}
-    async with boot, RawEngine(GOOD) as d, RawEngine(says(answer)) as p:
-        urls = [f"d={d.address}", f"p={p.address};bootstrap={port}"]
+    async with RawEngine(GOOD) as d, RawEngine(says(answer)) as p:
+        urls = [f"d={d.address}", f"p={p.address};bootstrap={p.port}"]
         limits = {"warm_threshold": 10, "heavy_threshold": 20}
         async with ServedProxy(tmp_path / "log", urls, **options, **limits) as proxy:
             await proxy.up()
@@ -383,17 +372,14 @@ async def test_a_p_that_fails_or_is_busy_is_not_asked_for_ever(
 
 
 async def test_a_new_engine_id_that_a_request_sees_first_is_a_restart_too(tmp_path: Path) -> None:
-    ids = ["e-1"]
-    boot = await asyncio.start_server(_raw_bootstrap(ids), "127.0.0.1", 0)
-    port = boot.sockets[0].getsockname()[1]
-    async with boot, RawEngine(GOOD) as engine:
-        urls = [f"e={engine.address};bootstrap={port}"]
+    async with RawEngine(GOOD) as engine:
+        urls = [f"e={engine.address};bootstrap={engine.port}"]
         async with ServedProxy(tmp_path / "log", urls, health_interval=60) as proxy:
             await proxy.up()
             state, member = proxy.server.state, proxy.router.known.fleet.get("e")
             upstream, asked = state.instances.by_name["e"], Probes(state.instances, state.options)
             assert await upstream.engine_id() == "e-1"
-            ids.append("e-2")
+            engine.gets["/query"] = plain(b'{"0":{"engine_id":"e-2"}}')
             upstream.forget_engine_id()
             assert await upstream.engine_id() == "e-2"
             await asked.probe(upstream)

@@ -12,15 +12,14 @@ import pytest
 
 from proxy.config.load import load
 from proxy.core.accounts.lease import Phase
-from tests.chaos.scripted import Scripted
 from tests.support.admin import call
-from tests.support.harness import ServedProxy, chat, plain, proxied, until, words
+from tests.support.harness import RawEngine, ServedProxy, chat, plain, proxied, until, words
 
 
 @asynccontextmanager
-async def served(folder: Path, *engines: Scripted, **options: Any) -> AsyncIterator[ServedProxy]:
+async def served(folder: Path, *engines: RawEngine, **options: Any) -> AsyncIterator[ServedProxy]:
     """A proxy without a queue in front of these engines, under the names e0, e1, ..."""
-    addresses = [f"e{at}={engine.url}" for at, engine in enumerate(engines)]
+    addresses = [f"e{at}={engine.address}" for at, engine in enumerate(engines)]
     options = {"max_queue": 0, "scrape_interval": 0.02, "health_interval": 0.02} | options
     async with ServedProxy(folder / "log.jsonl", addresses, **options) as proxy:
         await proxy.up()
@@ -38,7 +37,7 @@ def report(*used_by_rank: float, tokens: int = 100_000) -> bytes:
 
 
 async def test_an_instance_is_busy_only_while_all_its_ranks_are(tmp_path: Path) -> None:
-    async with Scripted() as engine:
+    async with RawEngine() as engine:
         engine.gets["/metrics"] = report(0.95, 0.2)
         async with served(tmp_path, engine, active_decode_blocks_threshold=0.85) as proxy:
 
@@ -110,7 +109,7 @@ CARDS = [
 
 async def test_a_model_follows_all_and_an_adapter_its_base(tmp_path: Path) -> None:
     """One engine whose KV is used to 60 % serves a base model, its adapter and another model."""
-    async with Scripted() as engine:
+    async with RawEngine() as engine:
         engine.gets["/metrics"] = report(0.6)
         engine.gets["/v1/models"] = plain(orjson.dumps({"object": "list", "data": CARDS}))
         async with served(tmp_path, engine, model="Base-8B") as proxy:
@@ -170,7 +169,7 @@ async def test_a_threshold_without_effect_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    async with Scripted() as engine:
+    async with RawEngine() as engine:
         async with served(tmp_path, engine, active_decode_blocks_threshold=0.85) as proxy:
 
             def said(words: str) -> int:
@@ -197,7 +196,7 @@ async def test_a_threshold_without_effect_says_so(
 async def test_what_thresholds_are_compared_with_is_there_before_any_is_set(
     tmp_path: Path,
 ) -> None:
-    async with Scripted() as engine:
+    async with RawEngine() as engine:
         engine.gets["/metrics"] = report(0.75, 0.25, tokens=50_000)
         async with served(tmp_path, engine) as proxy:
             await until(lambda: proxy.metric("engine_ranks", upstream="e0") == 2, "read")
@@ -250,7 +249,7 @@ async def test_presets_start_and_refuse_past_their_thresholds(
     tmp_path: Path, given: dict[str, Any], decode: float | None, tokens: int | None
 ) -> None:
     """Started as a user does, with --config, and --max-queue 0: refused at once."""
-    async with Scripted() as engine:
+    async with RawEngine() as engine:
         async with served(tmp_path, engine, **given) as proxy:
             (row,) = (await call(proxy, "GET", "/busy_threshold"))[1]["thresholds"]
             assert (row["model"], row[DECODE], row[TOKENS]) == ("*", decode, tokens)

@@ -79,19 +79,10 @@ async def test_while_an_instance_is_silent(
     tmp_path: Path, phase: str, how: str, reached: Callable[..., Any]
 ) -> None:
     """In the prefill leg, and while D has not said anything: the connection to it closes."""
-
-    async def bootstrap(r: asyncio.StreamReader, w: asyncio.StreamWriter) -> None:
-        await r.readuntil(b"\r\n\r\n")
-        body = b'{"0":{"engine_id":"e"}}'
-        w.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-        w.close()
-
-    boot = await asyncio.start_server(bootstrap, "127.0.0.1", 0)
-    port = boot.sockets[0].getsockname()[1]
     policy = "always" if phase == "prefill" else "never"
     options = {"offload_policy": policy, "warm_threshold": 10, "heavy_threshold": 100}
-    async with boot, RawEngine(stalls()) as d, RawEngine(stalls()) as p:
-        instances = [f"d={d.address}", f"p={p.address};bootstrap={port}"]
+    async with RawEngine(stalls()) as d, RawEngine(stalls()) as p:
+        instances = [f"d={d.address}", f"p={p.address};bootstrap={p.port}"]
         async with ServedProxy(tmp_path / "log", instances, health_interval=60, **options) as proxy:
             writer = await send(proxy, chat(words(500)))
             await until(lambda: reached(proxy, p, d), phase)

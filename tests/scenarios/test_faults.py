@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from tests.support.harness import (
-    ANSWER,
+    GOOD,
     STREAM_HEAD,
     RawEngine,
     Script,
@@ -28,7 +28,6 @@ from tests.support.harness import (
     until,
 )
 
-GOOD = says(ANSWER)
 ERROR_EVENT = chunk(b'data: {"error":{"message":"KV load failed","code":500}}\n\n')
 CRASHED = STREAM_HEAD + ERROR_EVENT + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 BUSY = plain(b'{"error":{"message":"The engine is currently busy"}}', "503 Service Unavailable")
@@ -142,7 +141,7 @@ async def test_the_record_of_a_repeated_request_is_that_of_the_instance_that_ans
             await proxy.up()
             home = (await proxy.post(body, headers=headers)).headers["X-Cache-Proxy-Instance"]
             if home == "other":  # the first request goes to either: have them change places
-                first._scripts, other._scripts = other._scripts, (GOOD, resets())
+                first.scripts, other.scripts = other.scripts, [GOOD, resets()]
             answer = await proxy.post(body, headers=headers)
             fresh, repeated = await proxy.records(2)
         assert (answer.status, repeated["retries"], repeated["rehomed"]) == (200, 1, True)

@@ -49,17 +49,10 @@ def late(answer: bytes, after_s: float = 1.2) -> Script:
 async def pair(
     tmp_path: Path, p: RawEngine, d: RawEngine, **more: Any
 ) -> AsyncIterator[ServedProxy]:
-    async def bootstrap(r: asyncio.StreamReader, w: asyncio.StreamWriter) -> None:
-        await r.readuntil(b"\r\n\r\n")
-        w.write(plain(b'{"0":{"engine_id":"e-1","worker_addr":{}}}'))
-        w.close()
-
-    boot = await asyncio.start_server(bootstrap, "127.0.0.1", 0)
-    port = boot.sockets[0].getsockname()[1]
     options: dict[str, Any] = {"warm_threshold": 100, "heavy_threshold": 500}
     options |= {"offload_policy": "always", "health_interval": 60}
-    async with boot, p, d:
-        instances = [f"d={d.address}", f"p={p.address};bootstrap={port}"]
+    async with p, d:
+        instances = [f"d={d.address}", f"p={p.address};bootstrap={p.port}"]
         async with ServedProxy(tmp_path / "log", instances, **(options | more)) as proxy:
             yield proxy
             await proxy.at_rest()

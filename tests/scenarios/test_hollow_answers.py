@@ -13,14 +13,13 @@ import pytest
 from bench.faults.black_hole import GOOD, WAYS, ends, refuses
 from proxy.core.fleet.health import State
 from proxy.core.fleet.hollow import REFUSALS
-from tests.chaos.scripted import Scripted
-from tests.support.harness import Script, ServedProxy, chat, plain, says, until
+from tests.support.harness import RawEngine, Script, ServedProxy, chat, plain, says, until
 
 BAD = b'"temperature":-9'
 """In requests that no engine serves."""
 
 
-class Picky(Scripted):
+class Picky(RawEngine):
     """Refuses every request that is bad, as any engine does."""
 
     def __init__(self, script: Script) -> None:
@@ -28,7 +27,7 @@ class Picky(Scripted):
         self._script = script
 
     async def _either(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        is_bad = BAD in self.bodies[-1]
+        is_bad = BAD in self.posts[-1]
         await (refuses(400) if is_bad else self._script)(reader, writer)
 
 
@@ -40,7 +39,7 @@ async def fleet(
     defaults: dict[str, Any] = {"kv_connector": "none", "health_interval": 60}
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(Picky(script)) for script in scripts]
-        urls = [f"e{i}={engine.url}" for i, engine in enumerate(engines)]
+        urls = [f"e{i}={engine.address}" for i, engine in enumerate(engines)]
         proxy = ServedProxy(tmp_path / "log", urls, **(defaults | options))
         await stack.enter_async_context(proxy)
         await proxy.up()
@@ -61,7 +60,7 @@ async def test_a_success_with_nothing_in_it_is_had_elsewhere(tmp_path: Path, way
         answers = [await proxy.post(chat(f"t{i}")) for i in range(6)]
         assert [(a.status, a.text) for a in answers] == [(200, "fine")] * 6
         await until(lambda: not proxy.router.known.fleet.is_up("e0"), "its trial fails")
-        assert len([b for b in engines[0].bodies if not is_trial(b)]) <= 2
+        assert len([b for b in engines[0].posts if not is_trial(b)]) <= 2
         assert proxy.metric("upstream_retries_total", reason="hollow") >= 1
         async with proxy.http.get("/health") as response:
             told = (await response.json())["instances"]["e0"]
@@ -82,9 +81,9 @@ async def test_a_clients_bad_requests_speak_against_nobody(tmp_path: Path) -> No
             assert state(proxy, name) is State.HEALTHY
             assert member.health.last_error is None
         assert proxy.router.known.fleet.doubts(proxy.router.known.fleet.members(), "", 0.0) is None
-        asked = sum(len(engine.bodies) for engine in engines)
+        asked = sum(len(engine.posts) for engine in engines)
         assert asked <= 30 * 10 / 9
-        assert not any(is_trial(body) for engine in engines for body in engine.bodies)
+        assert not any(is_trial(body) for engine in engines for body in engine.posts)
         records = await proxy.records(30)
         assert {record["outcome"] for record in records} == {"bad_request"}
 
@@ -122,7 +121,7 @@ async def test_what_all_give_alike_is_the_requests_fault(tmp_path: Path) -> None
             answers = [await proxy.post(chat(f"t{i}")) for i in range(9)]
             assert len({got.status for got in answers}) == 1
             assert all(proxy.router.known.fleet.is_up(f"e{i}") for i in range(3))
-            asked = sum(not is_trial(b) for engine in engines for b in engine.bodies)
+            asked = sum(not is_trial(b) for engine in engines for b in engine.posts)
             assert asked <= 2 * 9
 
 
@@ -150,7 +149,7 @@ async def test_a_clients_own_request_is_refused(tmp_path: Path, engines: int) ->
 
     def of(at: int) -> Script:
         async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            is_own = b"belladonna" in picky[at].bodies[-1]
+            is_own = b"belladonna" in picky[at].posts[-1]
             await (refuses(403) if is_own else says(GOOD))(reader, writer)
 
         return script
@@ -164,7 +163,7 @@ async def test_a_clients_own_request_is_refused(tmp_path: Path, engines: int) ->
         names = [f"e{i}" for i in range(engines)]
         healths = [proxy.router.known.fleet.get(name).health for name in names]
         await until(lambda: not any(h.is_suspect for h in healths), "nobody is in doubt")
-        trials = sum(is_trial(body) for engine in made for body in engine.bodies)
+        trials = sum(is_trial(body) for engine in made for body in engine.posts)
         assert not trials
         warnings = proxy.server.state.instances.warnings
         await until(lambda: not any(warnings.get(name) for name in names), "nor is one warned of")
@@ -191,12 +190,12 @@ async def test_a_list_that_only_the_proxy_may_not_read_ejects_nobody(tmp_path: P
     async with fleet(tmp_path, says(GOOD), says(GOOD), **options) as (proxy, engines):
         engines[0].gets["/v1/models"] = plain(b"{}", "403 Forbidden")
         proxy.router.known.fleet.get("e0").rereads_models = True
-        await until(lambda: any(map(is_trial, engines[0].bodies)), "it is tried")
+        await until(lambda: any(map(is_trial, engines[0].posts)), "it is tried")
         health = proxy.router.known.fleet.get("e0").health
         await until(lambda: not health.hollow.doubts and health.is_up, "and passes")
         probes = health.probes
         await until(lambda: health.probes > probes + 5)
-        assert sum(map(is_trial, engines[0].bodies)) == 1
+        assert sum(map(is_trial, engines[0].posts)) == 1
 
 
 @pytest.mark.parametrize("reason", [b"abort", b"error"])
@@ -217,7 +216,7 @@ async def test_what_only_newer_engines_serve_ejects_no_older_one(tmp_path: Path)
     """It is served there; the older one passes each trial."""
 
     async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await (refuses(400) if b'"new_field"' in engines[0].bodies[-1] else says(GOOD))(
+        await (refuses(400) if b'"new_field"' in engines[0].posts[-1] else says(GOOD))(
             reader, writer
         )
 

@@ -20,8 +20,16 @@ from replayer.engine.kvcache import BlockPool
 from replayer.simulator.host import SimEngine, SimFleet
 from replayer.simulator.kv_events import _frames
 from replayer.simulator.metrics import EngineMetrics
-from tests.chaos.scripted import Scripted
-from tests.support.harness import WAIT_S, ServedProxy, addresses, chat, plain, until, words
+from tests.support.harness import (
+    WAIT_S,
+    RawEngine,
+    ServedProxy,
+    addresses,
+    chat,
+    plain,
+    until,
+    words,
+)
 from tests.support.rollouts import COMPLETIONS, Rollout, blocks_off
 
 BLOCK = 16
@@ -276,11 +284,11 @@ async def test_ranks_that_are_told_of_no_more_are_forgotten(tmp_path: Path) -> N
         told = {str(rank): {"endpoint": f"tcp://*:{port}"} for rank in ranks}
         writer.write(plain(orjson.dumps({} if is_over[0] else told)))
 
-    async with Scripted() as engine:
+    async with RawEngine() as engine:
         engine.gets["/kv_event_sources"] = sources
         server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        async with server, ServedProxy(tmp_path / "log.jsonl", [engine.url]) as proxy:
+        async with server, ServedProxy(tmp_path / "log.jsonl", [engine.address]) as proxy:
             await proxy.up()
             name = proxy.settings.instances[0].name
             ranks = proxy.router.known.published.ranks

@@ -266,8 +266,9 @@ async def test_an_instance(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
         RawEngine(says(b"")) as keyed,
         SimFleet(1) as fleet,
     ):
-        site.health = healthy_site.other = plain(b"", "404 Not Found")
-        keyed.other = plain(b"", "401 Unauthorized")
+        site.gets["/health"] = absent = plain(b"", "404 Not Found")
+        healthy_site.tells(absent)
+        keyed.tells(plain(b"", "401 Unauthorized"))
         port = fleet.engines[0].port
         instances = [
             "nobody=127.0.0.1:1",

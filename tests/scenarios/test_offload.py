@@ -120,22 +120,14 @@ class FakePeer:
 
     def __init__(self, tmp_path: Path, p: Script, boot: bytes | None = BOOT, **more: Any) -> None:
         self.p, self.d = RawEngine(p), RawEngine(says(ANSWER))
-        self._boot = boot
+        self.p.gets["/query"] = says(b"", close=True) if boot is None else boot
         self._log = tmp_path / "log"
         self._options = ALWAYS | {"health_interval": 60} | more
 
     async def run(self) -> tuple[ServedProxy, dict[str, Any]]:
-        async def bootstrap(r: asyncio.StreamReader, w: asyncio.StreamWriter) -> None:
-            await r.readuntil(b"\r\n\r\n")
-            if self._boot is not None:
-                w.write(self._boot)
-            w.close()
-
-        boot = await asyncio.start_server(bootstrap, "127.0.0.1", 0)
-        port = boot.sockets[0].getsockname()[1]
-        async with boot, self.p, self.d:
+        async with self.p, self.d:
             # D is asked first: with equal loads the first instance is chosen.
-            instances = [f"d={self.d.address}", f"p={self.p.address};bootstrap={port}"]
+            instances = [f"d={self.d.address}", f"p={self.p.address};bootstrap={self.p.port}"]
             async with ServedProxy(self._log, instances, **self._options) as proxy:
                 answer = await ask(proxy, words(2000))
                 assert answer.text == "fine"

@@ -96,7 +96,10 @@ async def beside(
 ) -> AsyncIterator[ServedProxy]:
     """An engine that answers so to probes, from the start, beside one that works."""
     async with RawEngine(says(ANSWER)) as good, RawEngine(says(ANSWER)) as odd:
-        odd.health, odd.other = health or odd.health, other or odd.other
+        if health is not None:
+            odd.gets["/health"] = health
+        if other is not None:
+            odd.tells(other)
         instances = [f"a={odd.address}", f"b={good.address}"]
         async with ServedProxy(folder / "log", instances, **LOOKS | options) as proxy:
             yield proxy
@@ -106,12 +109,12 @@ async def beside(
 async def other_model(folder: Path) -> AsyncIterator[ServedProxy]:
     async with served(folder, 3) as (proxy, (a, *_)):
         member = proxy.router.known.fleet.get("a")
-        a.other = MODELS
+        a.tells(MODELS)
         member.rereads_models = True
         await until(lambda: member.models == {"sim-8b"}, "it serves one model")
         await a.__aexit__()
         await until(lambda: member.health.is_gone, "it is gone")
-        a.other = OTHER
+        a.tells(OTHER)
         await a.__aenter__()
         yield proxy
 
@@ -119,7 +122,7 @@ async def other_model(folder: Path) -> AsyncIterator[ServedProxy]:
 @asynccontextmanager
 async def full(folder: Path) -> AsyncIterator[ServedProxy]:
     async with RawEngine(says(plain(b"{}", "503 Service Unavailable"))) as engine:
-        engine.other = MODELS
+        engine.tells(MODELS)
         instances = [f"a={engine.address}"]
         async with ServedProxy(folder / "log", instances, max_queue=0, **LOOKS) as proxy:
             await proxy.up()
@@ -131,7 +134,7 @@ async def full(folder: Path) -> AsyncIterator[ServedProxy]:
 @asynccontextmanager
 async def overload(folder: Path) -> AsyncIterator[ServedProxy]:
     async with RawEngine(stalls()) as engine:
-        engine.other = MODELS
+        engine.tells(MODELS)
         options = LOOKS | {"active_prefill_tokens_threshold": 0, "max_queue": 0}
         async with ServedProxy(folder / "log", [f"a={engine.address}"], **options) as proxy:
             await proxy.up()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -244,66 +245,95 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class RawEngine:
-    """A server whose answer to the n-th POST is a script over the raw connection.
+    """A server that answers its n-th POST by the n-th script over the raw connection.
 
-    GET /health and the like are answered so that it counts as alive. The last script repeats.
+    The last script repeats. A GET is answered from `gets`, with 404 where that has nothing. It is
+    its own bootstrap server (`/query`).
     """
 
-    def __init__(self, *scripts: Script) -> None:
-        self._scripts = scripts
+    def __init__(
+        self,
+        *scripts: Script,
+        models: Iterable[str] = ("sim-8b", "m"),
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        self._host = host
+        self.port = port
+        self.scripts = list(scripts) or [says(ANSWER)]
         self.posts: list[bytes] = []
-        self.post_heads: list[bytes] = []
-        """Of the posts, in their order."""
+        self.heads: list[bytes] = []
+        """Of all requests, probes as well."""
+        self.busy = 0
+        """Posts that are being answered."""
+        self.connections: set[asyncio.StreamWriter] = set()
         self.is_frozen = False
         """Like a stopped process: takes connections and bytes, answers nothing, no probe."""
-        self.health = plain(b"")
-        self.other = plain(b'{"data":[{"id":"sim-8b"},{"id":"m"}]}')
-        """The answer to any other GET."""
-        self._writers: set[asyncio.StreamWriter] = set()
+        cards = orjson.dumps({"data": [{"id": model} for model in models]})
+        self.gets: dict[str, bytes | Script] = {
+            "/health": plain(b""),
+            "/v1/models": plain(cards),
+            "/metrics": plain(b""),
+            "/query": plain(b'{"0":{"engine_id":"e-1","worker_addr":{}}}'),
+        }
+        self._other = plain(b"{}", "404 Not Found")
         self._server: asyncio.Server
-        self.port = 0
+
+    @property
+    def post_heads(self) -> list[bytes]:
+        """Of the posts, in their order."""
+        return [head for head in self.heads if not head.startswith(b"GET")]
+
+    def tells(self, answer: bytes) -> None:
+        """Answer so to any GET but of its health."""
+        self.gets, self._other = {"/health": self.gets["/health"]}, answer
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        where = (self._host, self.port)
+        self._server = await asyncio.start_server(self._serve, *where, limit=1 << 26)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._server.close()
-        for writer in list(self._writers):
-            writer.close()
+        for writer in list(self.connections):
+            writer.transport.abort()
+        await until(lambda: not self.connections, "every connection has ended")
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+        self.connections.add(writer)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 if self.is_frozen:
                     await reader.read()
                     return
-                if head.startswith(b"GET /health"):
-                    writer.write(self.health)
-                    continue
+                self.heads.append(head)
                 if head.startswith(b"GET"):
-                    writer.write(self.other)
-                    continue
-                length = next(
-                    int(line.split(b":")[1])
-                    for line in head.lower().splitlines()
-                    if line.startswith(b"content-length")
-                )
-                self.post_heads.append(head)
-                self.posts.append(await reader.readexactly(length))
-                script = self._scripts[min(len(self.posts), len(self._scripts)) - 1]
-                await script(reader, writer)
+                    script = self.gets.get(head.split()[1].decode(), self._other)
+                    await (says(script) if isinstance(script, bytes) else script)(reader, writer)
+                else:
+                    await self._post(head, reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            self._writers.discard(writer)
+            self.connections.discard(writer)
             writer.close()
+
+    async def _post(
+        self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        length = re.search(rb"\ncontent-length: *(\d+)", head, re.IGNORECASE)
+        body = await reader.readexactly(int(length[1]) if length else 0)
+        self.posts.append(body)
+        self.busy += 1
+        try:
+            await self.scripts[min(len(self.posts), len(self.scripts)) - 1](reader, writer)
+        finally:
+            self.busy -= 1
 
 
 def plain(body: bytes, status: str = "200 OK", extra: str = "") -> bytes:
@@ -367,3 +397,4 @@ def stalls(after: bytes = b"") -> Script:
 
 ANSWER = STREAM_HEAD + chunk(event("fine")) + DONE
 """A whole good stream."""
+GOOD = says(ANSWER)

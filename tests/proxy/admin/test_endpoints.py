@@ -12,9 +12,9 @@ import pytest
 
 from proxy.admin.endpoints import KEPT_LISTS, KEPT_S, KeptCards
 from proxy.config.options import Settings
-from tests.chaos.scripted import Scripted
 from tests.support.admin import call
 from tests.support.harness import (
+    RawEngine,
     Script,
     ServedProxy,
     addresses,
@@ -316,12 +316,13 @@ async def test_a_failed_round_is_nobody_elses() -> None:
 
 
 async def test_a_list_of_models_asks_each_engine_once_a_second(tmp_path: Path) -> None:
-    async with Scripted() as a, Scripted() as b:
+    names = ("sim-8b",)
+    async with RawEngine(models=names) as a, RawEngine(models=names) as b:
         asked: list[int] = []
         for engine in (a, b):
             cards = engine.gets["/v1/models"]
             engine.gets["/v1/models"] = counted(cards, asked)
-        urls = [a.url, b.url]
+        urls = [a.address, b.address]
         async with ServedProxy(tmp_path / "log", urls, health_interval=60) as proxy:
             await proxy.up()
             before = len(asked)

@@ -52,7 +52,7 @@ async def test_one_alone_on_its_host_is_asked_at_the_usual_port() -> None:
 async def test_who_is_not_there_or_no_engine_is_a_problem_each() -> None:
     async with RawEngine() as engine:
         port = engine.port
-        engine.health = plain(b"no", "404 Not Found")
+        engine.gets["/health"] = plain(b"no", "404 Not Found")
         report = await found(f"odd=127.0.0.1:{port}", "gone=127.0.0.1:1")
     assert report.instances == ("odd: not reachable", "gone: not reachable")
     odd, gone = report.problems
@@ -72,7 +72,7 @@ async def test_an_instance_that_does_not_answer_in_time_names_the_option() -> No
 @pytest.mark.parametrize("key", [None, "wrong"])
 async def test_a_key_that_is_not_accepted_is_a_problem(key: str | None) -> None:
     async with RawEngine() as engine:
-        engine.other = plain(b"{}", "401 Unauthorized")
+        engine.tells(plain(b"{}", "401 Unauthorized"))
         report = await found(f"127.0.0.1:{engine.port}", instance_api_key=key)
     (problem,) = report.problems
     assert ("--instance-api-key" if key is None else "the proxy's own key") in problem
@@ -83,9 +83,9 @@ async def test_a_key_that_is_not_accepted_is_a_problem(key: str | None) -> None:
 async def test_an_engine_that_sleeps_or_serves_another_model_is_a_problem() -> None:
     async with RawEngine() as engine:
         asleep = b'vllm:engine_sleep_state{sleep_state="awake"} 0\n'
-        engine.other = plain(asleep)
+        engine.tells(plain(asleep))
         sleeper = await found(f"127.0.0.1:{engine.port}", kv_connector="none")
-        engine.other = plain(b'{"data":[{"id":"sim-8b"}]}')
+        engine.tells(plain(b'{"data":[{"id":"sim-8b"}]}'))
         other = await found(f"a=127.0.0.1:{engine.port}", model="m", kv_connector="none")
     assert any(line.endswith(": sleeps, so it gets no request") for line in sleeper.problems)
     assert "a: serves sim-8b, not m (--model)" in other.problems
@@ -93,8 +93,8 @@ async def test_an_engine_that_sleeps_or_serves_another_model_is_a_problem() -> N
 
 async def test_models_that_differ_are_a_note_where_no_model_is_named() -> None:
     async with RawEngine() as first, RawEngine() as second:
-        first.other = plain(b'{"data":[{"id":"sim-8b"},{"id":"lora-1"}]}')
-        second.other = plain(b'{"data":[{"id":"other-7b"}]}')
+        first.tells(plain(b'{"data":[{"id":"sim-8b"},{"id":"lora-1"}]}'))
+        second.tells(plain(b'{"data":[{"id":"other-7b"}]}'))
         a, b = f"a=127.0.0.1:{first.port}", f"b=localhost:{first.port}"
         c = f"c=127.0.0.1:{second.port}"
         differ = await found(a, c, "d=127.0.0.1:1")

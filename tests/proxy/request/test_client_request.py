@@ -94,21 +94,13 @@ async def test_a_path_passes_with_a_row_or_by_option(tmp_path: Path) -> None:
 
 async def test_what_is_asked_of_an_engine_is_what_the_client_wrote(tmp_path: Path) -> None:
     """No normalisation on the way: query and escapes arrive as they came."""
-    heads: list[bytes] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        if head.startswith(b"POST"):
-            heads.append(head)
-            await reader.readexactly(2)
-        writer.write(plain(b"{}", extra="Connection: close\r\n"))
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, ServedProxy(tmp_path / "log", [address], kv_connector="none") as proxy:
+    engine = RawEngine(says(plain(b"{}")))
+    async with (
+        engine,
+        ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy,
+    ):
         await raw(proxy, post("/v1/embeddings?q=%2B%2f&a=b%20c"))
-        assert heads[0].startswith(b"POST /v1/embeddings?q=%2B%2f&a=b%20c HTTP/1.1\r\n")
+        assert engine.post_heads[0].startswith(b"POST /v1/embeddings?q=%2B%2f&a=b%20c HTTP/1.1\r\n")
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/plain", "", "application/octet-stream"])
@@ -171,7 +163,7 @@ async def test_half_a_surrogate_pair_arrives_as_it_came(tmp_path: Path, what: st
     body = form.replace(b"%s", HALF)
     log = tmp_path / "log"
     async with RawEngine(says(plain(b"{}"))) as engine:
-        engine.other = plain(b"{}")  # no list of models, in which none of these would be
+        engine.tells(plain(b"{}"))  # no list of models, in which none of these would be
         async with ServedProxy(log, [engine.address], kv_connector="none") as proxy:
             assert (await proxy.post(body, path)).status == 200
             assert engine.posts == [body]
@@ -247,7 +239,7 @@ async def test_a_body_that_does_not_come_is_408(tmp_path: Path) -> None:
 async def test_no_shape_of_steering_fields_reaches_an_engine(tmp_path: Path) -> None:
     """Every tenth of the thousand shapes of the core's test, on the wire: the rest unchanged."""
     async with RawEngine(says(plain(b"{}"))) as engine:
-        engine.other = plain(b"{}")  # its models stay unknown, so that it is asked for any
+        engine.tells(plain(b"{}"))  # its models stay unknown, so that it is asked for any
         async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             for index in range(0, SHAPES, 10):
                 body = shape(index).encode()
@@ -260,22 +252,17 @@ async def test_no_shape_of_steering_fields_reaches_an_engine(tmp_path: Path) -> 
 
 
 async def test_steering_headers_stay_here(tmp_path: Path) -> None:
-    heads: list[bytes] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heads.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(plain(b"{}", extra="Connection: close\r\n"))
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, ServedProxy(tmp_path / "log", [address], kv_connector="none") as proxy:
+    engine = RawEngine(says(plain(b"{}")))
+    async with (
+        engine,
+        ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy,
+    ):
         names = ("X-data-parallel-rank", "x-prefiller-host-port", "X-Prefiller-URL")
         more = "".join(f"{name}: 1\r\n" for name in names) + "Authorization: Bearer k\r\n"
         request = post("/v1/embeddings").replace(
             b"Connection: close\r\n", b"Connection: close, authorization\r\n" + more.encode()
         )
         await raw(proxy, request)
-        (head,) = [head for head in heads if head.startswith(b"POST")]
+        (head,) = engine.post_heads
         assert b"Authorization: Bearer k\r\n" in head
         assert not any(name.lower().encode() in head.lower() for name in names)

@@ -109,17 +109,9 @@ async def legs(
     tmp_path: Path, p: Script, d: Script, *, tls: bool = False, **options: Any
 ) -> AsyncIterator[tuple[ServedProxy, RawEngine, RawEngine]]:
     """A scripted P and D."""
-
-    async def bootstrap(r: asyncio.StreamReader, w: asyncio.StreamWriter) -> None:
-        await r.readuntil(b"\r\n\r\n")
-        w.write(plain(b'{"0":{"engine_id":"e-1","worker_addr":{}}}'))
-        w.close()
-
-    boot = await asyncio.start_server(bootstrap, "127.0.0.1", 0)
-    port = boot.sockets[0].getsockname()[1]
-    async with boot, RawEngine(p) as first, RawEngine(d) as second, RawEngine(d) as third:
+    async with RawEngine(p) as first, RawEngine(d) as second, RawEngine(d) as third:
         address = second.address.replace("http:", "https:") if tls else second.address
-        instances = [f"d={address}", f"p={first.address};bootstrap={port}"]
+        instances = [f"d={address}", f"p={first.address};bootstrap={first.port}"]
         if tls:
             instances.append(f"x={third.address}")
         given = ALWAYS | {"health_interval": 60} | options

@@ -247,16 +247,9 @@ async def test_a_chunked_request_body_over_the_limit_is_413(tmp_path: Path) -> N
 
 
 async def test_head_passes_without_a_body(tmp_path: Path) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        body = b"" if head.startswith(b"HEAD") else b"{}"
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body) or 77, body))
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     own = {"kv_connector": "none", "extra_paths": "/v1/files/*"}
-    async with server, ServedProxy(tmp_path / "log", [address], **own) as proxy:
+    engine = RawEngine(says(b"HTTP/1.1 200 OK\r\nContent-Length: 77\r\n\r\n"))
+    async with engine, ServedProxy(tmp_path / "log", [engine.address], **own) as proxy:
         async with client(proxy) as raw:
             for _ in range(2):
                 raw.writer.write(b"HEAD /v1/files/7 HTTP/1.1\r\nHost: p\r\n\r\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 from pathlib import Path
@@ -21,7 +20,7 @@ from proxy.protocol.endpoints import ENDPOINTS
 from proxy.protocol.prompt.facts import TokenEstimator
 from proxy.state.access import Access, salt_of
 from tests.support.examined import facts_of
-from tests.support.harness import ANSWER, RawEngine, ServedProxy, chat, plain, proxied, says, words
+from tests.support.harness import RawEngine, ServedProxy, chat, plain, proxied, says, words
 from tests.support.tenants import SECRET
 
 KEYS = "acme:sk-acme-0123456789abcdef,zeta:sk-zeta-0123456789abcdef,sk-nameless-0123456789"
@@ -31,25 +30,6 @@ ACME = {"Authorization": "Bearer sk-acme-0123456789abcdef"}
 
 
 ZETA = {"Authorization": "Bearer sk-zeta-0123456789abcdef"}
-
-
-class Listening(RawEngine):
-    """One that keeps the heads as well."""
-
-    def __init__(self, *scripts: Any) -> None:
-        super().__init__(*scripts)
-        self.heads: list[bytes] = []
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        read = reader.readuntil
-
-        async def keeping(separator: bytes = b"\n") -> bytes:
-            head = await read(separator)
-            self.heads.append(head)
-            return head
-
-        reader.readuntil = keeping  # type: ignore[method-assign,assignment]
-        await super()._serve(reader, writer)
 
 
 WRONG: list[dict[str, str]] = [
@@ -109,11 +89,11 @@ async def test_only_a_known_key_gets_in_and_probes_stay_open(tmp_path: Path) -> 
 async def test_which_key_an_instance_sees(
     tmp_path: Path, options: dict[str, str], seen: bytes | None
 ) -> None:
-    async with Listening(says(ANSWER)) as engine:
+    async with RawEngine() as engine:
         async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
             await proxy.up()
             assert (await proxy.post(chat("x"), headers=ACME | {"X-Other": "y"})).status == 200
-        (post,) = (h for h in engine.heads if h.startswith(b"POST"))
+        (post,) = engine.post_heads
         found = re.findall(rb"(?mi)^authorization: (.*)\r$", post)
         assert found == ([] if seen is None else [seen])
         assert b"X-Other: y" in post
@@ -223,12 +203,12 @@ async def test_a_session_is_its_tenants(tmp_path: Path) -> None:
 
 
 async def test_headers_that_steer_an_engine_stay_here(tmp_path: Path) -> None:
-    async with Listening(says(ANSWER)) as engine:
+    async with RawEngine() as engine:
         async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             await proxy.up()
             steering = {"X-data-parallel-rank": "5", "x-prefiller-host-port": "10.0.0.9:1"}
             assert (await proxy.post(chat("x"), headers=steering)).status == 200
-        (post,) = (h for h in engine.heads if h.startswith(b"POST"))
+        (post,) = engine.post_heads
         assert not re.search(rb"(?i)rank|prefiller", post)
 
 

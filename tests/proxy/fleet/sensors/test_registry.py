@@ -29,7 +29,7 @@ async def test_a_sensor_that_cannot_be_read_says_so_in_one_line(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     async with RawEngine() as engine:
-        engine.other = plain(b"<html>")
+        engine.tells(plain(b"<html>"))
         over_network = kind in {"dcgm", "http-json"}
         where = f"{engine.address}/x" if over_network else WHERE.get(kind, "local")
         sensor = SENSORS[kind](SensorAt.parse(kind, where, "h"), ConnectOptions(), 1.0)
@@ -40,7 +40,7 @@ async def test_a_sensor_that_cannot_be_read_says_so_in_one_line(
 
 async def test_a_status_and_a_closed_port_are_named() -> None:
     async with RawEngine() as engine:
-        engine.other = plain(b"", "503 Service Unavailable")
+        engine.tells(plain(b"", "503 Service Unavailable"))
         at = SensorAt.parse("dcgm", f"{engine.address}/metrics", "h")
         sensor = SENSORS["dcgm"](at, ConnectOptions(), 1.0)
         with pytest.raises(SensorError, match="GET /metrics answers 503"):

@@ -25,7 +25,7 @@ async def shown(proxy: ServedProxy) -> list[dict[str, object]]:
 
 async def test_readings_come_and_are_shown(tmp_path: Path) -> None:
     async with RawEngine() as engine, RawEngine() as exporter:
-        exporter.other = plain(exposition().encode())
+        exporter.tells(plain(exposition().encode()))
         where = f"a={engine.address};gpus=0;dcgm={exporter.address}/metrics"
         async with ServedProxy(tmp_path / "log", [where], **FAST) as proxy:
             readings = proxy.server.state.gpus
@@ -43,7 +43,7 @@ async def test_a_failing_sensor_is_said_once_and_grows_old(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with RawEngine() as engine, RawEngine() as exporter:
-        exporter.other = plain(exposition().encode())
+        exporter.tells(plain(exposition().encode()))
         where = f"a={engine.address};gpus=0+5;dcgm={exporter.address}/metrics"
         async with ServedProxy(tmp_path / "log", [where], **FAST) as proxy:
             state = proxy.server.state
@@ -56,7 +56,7 @@ async def test_a_failing_sensor_is_said_once_and_grows_old(
             await until(lambda: state.gpus.of("a")[0].at_s > asked + 0.2, "more answers")
             lines = [r.getMessage() for r in caplog.records if "sensor" in r.getMessage()]
             assert lines == [f"instance a: {text}"]
-            exporter.other = plain(b"", "500 Oops")
+            exporter.tells(plain(b"", "500 Oops"))
             last_s = state.gpus.of("a")[0].at_s
             now_s = state.clock.now_s
             await until(lambda: (state.gpus.age_s("a", now_s()) or 0) > 0.3, "it grows old")
@@ -79,7 +79,7 @@ async def test_who_leaves_or_loses_its_sensor_is_asked_no_more(tmp_path: Path) -
 
 async def test_a_sensor_of_several_instances_is_asked_once(tmp_path: Path) -> None:
     async with RawEngine() as one, RawEngine() as two, RawEngine() as exporter:
-        exporter.other = plain(exposition().encode())
+        exporter.tells(plain(exposition().encode()))
         at = f"dcgm={exporter.address}/metrics"
         where = [f"a={one.address};gpus=0;{at}", f"b={two.address};gpus=1;{at}"]
         options = FAST | {"sensor_interval": 3600}
@@ -132,7 +132,7 @@ async def test_an_entry_that_comes_again_may_have_another_sensor(tmp_path: Path)
 
 async def test_sensors_of_one_host_tell_a_part_each(tmp_path: Path) -> None:
     async with RawEngine() as engine, RawEngine() as bmc:
-        bmc.other = plain(b'{"TemperatureCelsius": {"Reading": 55.5}}')
+        bmc.tells(plain(b'{"TemperatureCelsius": {"Reading": 55.5}}'))
         at = f"http-json={bmc.address}/%d?token=s3cret#/TemperatureCelsius/Reading&gpu=%d"
         parts = ";".join(at % (index, index) for index in (0, 1))
         where = f"a={engine.address};gpus=0-1;{parts}"
@@ -140,7 +140,7 @@ async def test_sensors_of_one_host_tell_a_part_each(tmp_path: Path) -> None:
             state = proxy.server.state
             await until(lambda: len(state.gpus.of("a")) == 2, "both GPUs")
             assert not state.instances.warnings.get("a")
-            bmc.other = plain(b"", "401 Unauthorized")
+            bmc.tells(plain(b"", "401 Unauthorized"))
             await until(lambda: len(state.instances.warnings.get("a", {})) == 2, "two warnings")
             assert "s3cret" not in str(state.instances.warnings)
 
@@ -157,11 +157,11 @@ async def test_sensors_of_one_host_tell_a_part_each(tmp_path: Path) -> None:
 )
 async def test_an_odd_exporter_harms_nobody(tmp_path: Path, body: bytes) -> None:
     async with RawEngine() as engine, RawEngine() as exporter:
-        exporter.other = plain(body)
+        exporter.tells(plain(body))
         where = f"a={engine.address};gpus=0;dcgm={exporter.address}/metrics"
         async with ServedProxy(tmp_path / "log", [where], **FAST) as proxy:
             state = proxy.server.state
             await until(lambda: state.instances.warnings.get("a") or state.gpus.of("a"), "asked")
             assert all(reading.celsius is None for reading in state.gpus.of("a"))
-            exporter.other = plain(exposition().encode())
+            exporter.tells(plain(exposition().encode()))
             await until(lambda: [r.celsius for r in state.gpus.of("a")] == [71.0], "in order")
