@@ -36,7 +36,7 @@ async def fleet(tmp_path: Path, *engines: ToldEngine, **options: Any) -> AsyncIt
         urls = []
         for i, engine in enumerate(engines):
             await stack.enter_async_context(engine)
-            urls.append(f"e{i}={engine.address}")
+            urls.append(f"e{i}={engine.url}")
         proxy = ServedProxy(tmp_path / "log", urls, **(defaults | options))
         await stack.enter_async_context(proxy)
         await proxy.up()

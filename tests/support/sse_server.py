@@ -2,13 +2,12 @@
 
 import asyncio
 import threading
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+
+from tests.support.told_engine import ToldEngine
 
 BUSY = {
     "message": "Service temporarily unavailable: All workers are busy, please retry later",
@@ -18,37 +17,36 @@ BUSY = {
 }
 
 
-@dataclass
-class Engine:
+class Engine(ToldEngine):
     """What the server saw, and how it behaves: `plan` maps a trace request id to a behaviour."""
 
-    plan: dict[str, str] = field(default_factory=dict)
-    seen: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
-    rejections: dict[str, int] = field(default_factory=dict)
-    refusal: bytes = b""
-    models_status: int = 200
-    url: str = ""
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    news: threading.Event = field(default_factory=threading.Event)
+    def __init__(
+        self,
+        plan: dict[str, str] | None = None,
+        rejections: dict[str, int] | None = None,
+        refusal: bytes = b"",
+        port: int = 0,
+    ) -> None:
+        super().__init__("tiny")
+        self.port = port
+        self._plan, self.rejections, self._refusal = plan or {}, rejections or {}, refusal
+        self.seen: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.arrived, self.news = asyncio.Event(), threading.Event()
 
-    async def models(self, _request: web.Request) -> web.Response:
-        listed = [{"id": "tiny"}] if self.models_status == 200 else []
-        return web.json_response({"data": listed}, status=self.models_status)
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answered(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
         self.seen.append((dict(request.headers), body))
         self.arrived.set()
         self.news.set()
         name = request.headers["X-Request-ID"].rsplit(".", 1)[0]
-        behaviour = self.plan.get(name, "ok")
+        behaviour = self._plan.get(name, "ok")
         if behaviour == "busy" or self.rejections.get(name, 0) > 0:
             self.rejections[name] = self.rejections.get(name, 0) - 1
             return web.json_response(BUSY, status=503, headers={"Retry-After": "0.01"})
         if behaviour == "http_error":
             return web.json_response({"error": {"message": "broken"}}, status=500)
         if behaviour == "refuse":
-            return web.Response(body=self.refusal, status=404)
+            return web.Response(body=self._refusal, status=404)
         if behaviour == "unavailable":
             return web.json_response({"error": {"message": "no instance"}}, status=503)
         if behaviour == "hang":
@@ -101,14 +99,3 @@ def event(choice: dict[str, Any]) -> bytes:
 
 def sse(value: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
-
-
-@asynccontextmanager
-async def serving(engine: Engine):
-    app = web.Application(client_max_size=1 << 26)
-    app.router.add_get("/v1/models", engine.models)
-    app.router.add_post("/v1/chat/completions", engine.answer)
-    app.router.add_post("/v1/completions", engine.answer)
-    async with TestServer(app, host="127.0.0.1") as server:
-        engine.url = str(server.make_url("")).rstrip("/")
-        yield engine

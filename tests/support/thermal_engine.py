@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.support.told_engine import ToldEngine
 from vllm_thermal.control import Control, WishError
 from vllm_thermal.endpoint import PATH, Door, answered, error
 
@@ -48,14 +49,7 @@ class ThermalEngines:
 @asynccontextmanager
 async def serving(handler: Any) -> AsyncIterator[str]:
     """The URL of an instance on which `handler` answers the plugin's path."""
-    app = web.Application()
-    app.router.add_route("*", PATH, handler)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
+    engine = ToldEngine()
+    engine.routes[PATH] = handler
+    async with engine:
+        yield engine.url

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 import orjson
@@ -13,6 +13,9 @@ from tests.support.harness import event
 
 LATE_S = 30.0
 """Longer than any test waits for an answer."""
+
+
+Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def card(model: str, length: int | None = 131_072, **more: object) -> dict[str, object]:
@@ -30,6 +33,8 @@ class ToldEngine:
         """Its metrics' state; None: they tell none."""
         self.flags: dict[str, bool] = {}
         """Answers of its routes `is_sleeping` and `is_paused`; others are not there."""
+        self.routes: dict[str, Route] = {}
+        """Of paths that a test answers itself."""
         self.start_s = 1000.0
         self.answer: Callable[[Any], web.Response] = lambda body: web.json_response(
             {"model": body.get("model"), "choices": [{"message": {"content": "hi"}}]}
@@ -45,7 +50,7 @@ class ToldEngine:
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_route("*", "/{tail:.*}", self._serve)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
@@ -57,7 +62,7 @@ class ToldEngine:
         await self._runner.cleanup()
 
     @property
-    def address(self) -> str:
+    def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def metrics(self) -> str:
@@ -80,6 +85,8 @@ class ToldEngine:
             await self._freed.wait()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
+        if (route := self.routes.get(request.path)) is not None:
+            return await route(request)
         name = request.path.removeprefix("/")
         if name == "health":
             if self.is_late:
@@ -98,9 +105,9 @@ class ToldEngine:
             return web.json_response(told[name])
         if request.method == "GET":
             return web.json_response({"detail": "Not Found"}, status=404)
-        return await self._request(request)
+        return await self.answered(request)
 
-    async def _request(self, request: web.Request) -> web.StreamResponse:
+    async def answered(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         is_json = request.content_type == "application/json"
         body = orjson.loads(raw) if raw and is_json else raw

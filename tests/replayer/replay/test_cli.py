@@ -13,7 +13,7 @@ from replayer.replay.cli import main
 from replayer.simulator.host import SimFleet
 from tests.support.replays import run, session
 from tests.support.serving_thread import in_thread
-from tests.support.sse_server import Engine, serving
+from tests.support.sse_server import Engine
 
 SUMMARY_KEYS = {
     "trace",
@@ -40,7 +40,7 @@ SUMMARY_KEYS = {
 
 
 def test_a_whole_run(trace, tmp_path, capsys):
-    with in_thread(serving(Engine())) as engine:
+    with in_thread(Engine()) as engine:
         status, summary, rows = run(trace, engine, tmp_path, "--goodput", "ttft:60,e2e:60")
     assert status == 0
     assert summary.keys() >= SUMMARY_KEYS
@@ -61,7 +61,7 @@ def test_a_whole_run(trace, tmp_path, capsys):
 
 
 def test_headers_are_safe_distinct_and_unique_to_the_run(trace, tmp_path):
-    with in_thread(serving(Engine())) as engine:
+    with in_thread(Engine()) as engine:
         run(trace, engine, tmp_path)
         first = {headers["X-Request-ID"] for headers, _body in engine.seen}
         run(trace, engine, tmp_path)
@@ -74,7 +74,7 @@ def test_headers_are_safe_distinct_and_unique_to_the_run(trace, tmp_path):
 
 
 def test_failures_are_counted_skip_what_follows_and_decide_the_status(trace, tmp_path):
-    with in_thread(serving(Engine(plan={"s:1": "close_mid"}))) as engine:
+    with in_thread(Engine(plan={"s:1": "close_mid"})) as engine:
         status, summary, rows = run(trace, engine, tmp_path)
         lenient, _summary, _rows = run(trace, engine, tmp_path, "--max-failures", "2")
     assert (status, lenient) == (1, 0)
@@ -87,7 +87,7 @@ def test_failures_are_counted_skip_what_follows_and_decide_the_status(trace, tmp
 
 
 def test_rejections_are_their_own_kind(trace, tmp_path):
-    with in_thread(serving(Engine(rejections={"s:0": 1}))) as engine:
+    with in_thread(Engine(rejections={"s:0": 1})) as engine:
         status, summary, _rows = run(trace, engine, tmp_path)
         engine.rejections["s:0"] = 1
         patient, _summary, rows = run(trace, engine, tmp_path, "--retry-503", "2")
@@ -100,8 +100,8 @@ def test_the_proxy_log_is_joined_by_request_id(trace, tmp_path):
     log = tmp_path / "proxy.jsonl"
 
     class LoggingEngine(Engine):
-        async def answer(self, request):
-            response = await super().answer(request)
+        async def answered(self, request):
+            response = await super().answered(request)
             record = {
                 "request_id": request.headers["X-Request-ID"],
                 "route_class": "HEAVY_P2P",
@@ -116,7 +116,7 @@ def test_the_proxy_log_is_joined_by_request_id(trace, tmp_path):
                 file.write(orjson.dumps(record) + b"\n")
             return response
 
-    with in_thread(serving(LoggingEngine())) as engine:
+    with in_thread(LoggingEngine()) as engine:
         status, summary, rows = run(trace, engine, tmp_path, "--proxy-log", str(log))
     assert status == 0
     assert summary["offload_decision_reasons"] == {"p_idle_d_busy": 5}
@@ -140,7 +140,7 @@ def test_the_proxy_log_is_joined_by_request_id(trace, tmp_path):
     ],
 )
 def test_options_that_change_what_is_sent(trace, tmp_path, more, sent):
-    with in_thread(serving(Engine())) as engine:
+    with in_thread(Engine()) as engine:
         status, summary, rows = run(trace, engine, tmp_path, *more)
     assert status == 0
     number = summary["requests"]["sent"]
@@ -183,7 +183,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, arguments, said):
 )
 def test_an_interrupted_run_writes_what_it_has(trace, tmp_path, signs):
     out = tmp_path / "out"
-    with in_thread(serving(Engine(plan={"s:1": "hang"}))) as engine:
+    with in_thread(Engine(plan={"s:1": "hang"})) as engine:
         command = [sys.executable, "-m", "replayer.replay.cli", str(trace), "--target", engine.url]
         with subprocess.Popen(
             [*command, "--out", str(out), "--no-html", "--sample-sessions", "1", "--seed", "1"],
@@ -245,7 +245,7 @@ def test_against_a_simulated_engine_the_cache_hits_as_ideal(tmp_path):
 
 def test_the_page_needs_no_network(trace, tmp_path):
     out = tmp_path / "out"
-    with in_thread(serving(Engine())) as engine:
+    with in_thread(Engine()) as engine:
         assert main([str(trace), "--target", engine.url, "--out", str(out), "--no-progress"]) == 0
     page = Path(out / "report.html").read_text()
     assert "<script src=" not in page

@@ -12,7 +12,7 @@ from replayer.replay.cli import main
 from replayer.simulator.host import SimFleet
 from tests.support.replays import run, session
 from tests.support.serving_thread import in_thread
-from tests.support.sse_server import Engine, serving
+from tests.support.sse_server import Engine
 
 KNEW = "these engines had cached this text"
 
@@ -97,7 +97,7 @@ def test_what_ended_before_a_kill_is_kept_and_can_be_read(trace, tmp_path, capsy
     out.mkdir()
     (out / "summary.json").write_text('{"requests":{"sent":99}}')
     (out / "report.html").write_text("an old page")
-    with in_thread(serving(Engine(plan={"s:1": "hang"}))) as engine:
+    with in_thread(Engine(plan={"s:1": "hang"})) as engine:
         with subprocess.Popen(command(trace, engine, out, "--goodput", "ttft:60")) as process:
             for _ in count():
                 lines = (out / "requests.jsonl").read_bytes() if engine.seen else b""
@@ -122,7 +122,7 @@ def test_a_full_disk_is_one_line_and_the_tables_are_printed(trace, tmp_path, cap
     out.mkdir()
     (out / "requests.jsonl").symlink_to("/dev/full")
     (out / "report.html.new").symlink_to("/dev/full")
-    with in_thread(serving(Engine())) as engine:
+    with in_thread(Engine()) as engine:
         status = main([str(trace), "--target", engine.url, "--out", str(out), "--no-progress"])
     said, error = capsys.readouterr()
     assert "5 sent, 5 ok" in said
@@ -136,7 +136,7 @@ def test_a_full_disk_at_the_start_sends_nothing(trace, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     (out / "summary.json.new").symlink_to("/dev/full")
-    with in_thread(serving(Engine())) as engine:
+    with in_thread(Engine()) as engine:
         assert main([str(trace), "--target", engine.url, "--out", str(out)]) == 2
         assert not engine.seen
     error = capsys.readouterr().err
@@ -169,7 +169,7 @@ def test_a_run_leaves_whole_lines_when_the_disk_fills_in_it(tmp_path, sim):
 
 def test_the_first_line_is_the_verdict_and_the_last_one_names_the_page(trace, tmp_path, capsys):
     out = tmp_path / "out"
-    with in_thread(serving(Engine())) as engine:
+    with in_thread(Engine()) as engine:
         more = ["--out", str(out), "--no-progress", "--goodput", "ttft:60,tpot:9"]
         assert main([str(trace), "--target", engine.url, *more]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -186,7 +186,7 @@ def test_a_run_without_one_ok_says_the_cause_first_and_in_red(tmp_path, capsys):
     rows = [{"timestamp": 0, "input_length": 5, "output_length": 1} for _ in range(4)]
     trace = written(tmp_path / "m.jsonl", rows)
     plan = {f"line:{at}": "http_error" for at in range(1, 5)}
-    with in_thread(serving(Engine(plan=plan))) as engine:
+    with in_thread(Engine(plan=plan)) as engine:
         status = main(
             [str(trace), "--target", engine.url, "--out", str(tmp_path / "o"), "--no-progress"]
         )
@@ -205,7 +205,7 @@ def test_a_wrong_model_stops_after_the_first_answers(tmp_path, capsys, allowed):
     trace = written(tmp_path / "m.jsonl", rows)
     plan = {f"line:{at}": "refuse" for at in range(1, 41)}
     engine = Engine(plan=plan, refusal=b'{"error":{"message":"The model nope does not exist"}}')
-    with in_thread(serving(engine)):
+    with in_thread(engine):
         status, summary, _rows = run(trace, engine, tmp_path, "--model", "nope", *allowed)
     said = capsys.readouterr().out
     assert "The model nope does not exist" in said.splitlines()[0]
@@ -222,7 +222,7 @@ def test_a_target_that_dies_before_it_answers_ends_the_run(tmp_path, capsys):
     rows = [{"timestamp": 40 * at, "input_length": 5, "output_length": 1} for at in range(60)]
     trace = written(tmp_path / "m.jsonl", rows)
     plan = {f"line:{at}": "close_before" for at in range(1, 61)}
-    with in_thread(serving(Engine(plan=plan))) as engine:
+    with in_thread(Engine(plan=plan)) as engine:
         status, summary, _rows = run(trace, engine, tmp_path)
     assert status == 1
     assert summary["requests"]["sent"] < 30
@@ -234,14 +234,14 @@ def test_a_target_that_answers_one_of_the_first_is_replayed_to_the_end(tmp_path)
     trace = written(tmp_path / "m.jsonl", rows)
     plan = {f"line:{at}": "refuse" for at in range(2, 41)}
     engine = Engine(plan=plan, refusal=b"{}")
-    with in_thread(serving(engine)):
+    with in_thread(engine):
         _status, summary, _rows = run(trace, engine, tmp_path)
     assert summary["requests"]["sent"] == 40
 
 
 def test_a_full_disk_behind_the_console_is_one_line_too(trace, tmp_path):
     out = tmp_path / "out"
-    with in_thread(serving(Engine())) as engine, open("/dev/full", "w") as full:
+    with in_thread(Engine()) as engine, open("/dev/full", "w") as full:
         done = subprocess.run(
             command(trace, engine, out, "--no-html"),
             stdout=full,

@@ -11,7 +11,7 @@ import pytest
 
 from replayer.replay.client import Call, Client, ClientOptions, ReplayOutcome, explain, open_session
 from replayer.replay.retries import Retries
-from tests.support.sse_server import Engine, serving
+from tests.support.sse_server import Engine
 
 BODY = b'{"messages":[{"role":"user","content":"a b c"}],"max_tokens":3,"stream":true}'
 CALL = Call(BODY, {"X-Request-ID": "r.run", "Content-Type": "application/json"})
@@ -40,7 +40,7 @@ async def exchange(engine, call=CALL, **options):
     ],
 )
 async def test_every_end_has_its_name(behaviour, outcome, status, first_byte):
-    async with serving(Engine(plan={"r": behaviour})) as engine:
+    async with Engine(plan={"r": behaviour}) as engine:
         seen = await exchange(engine)
     assert (seen.outcome, seen.status) == (outcome, status)
     assert (seen.first_byte_s is not None) == first_byte
@@ -49,7 +49,7 @@ async def test_every_end_has_its_name(behaviour, outcome, status, first_byte):
 
 
 async def test_an_answer_is_timed_counted_and_hashed():
-    async with serving(Engine()) as engine:
+    async with Engine() as engine:
         one, other = await exchange(engine), await exchange(engine)
     stream = one.stream
     assert one.first_byte_s is not None
@@ -62,19 +62,19 @@ async def test_an_answer_is_timed_counted_and_hashed():
 
 
 async def test_a_call_without_an_end_times_out():
-    async with serving(Engine(plan={"r": "hang"})) as engine:
+    async with Engine(plan={"r": "hang"}) as engine:
         seen = await exchange(engine, timeout_s=0.05)
     assert (seen.outcome, seen.error) == (ReplayOutcome.TIMEOUT, "no end after 0.05 s")
 
 
 async def test_nobody_listening_is_a_disconnect():
-    seen = await exchange(Engine(url="http://127.0.0.1:1"))
+    seen = await exchange(Engine(port=1))
     assert seen.outcome is ReplayOutcome.DISCONNECT_BEFORE_FIRST
     assert seen.error == "cannot connect to 127.0.0.1:1: Connection refused"
 
 
 async def test_a_rejected_call_is_sent_again_and_its_time_goes_on():
-    async with serving(Engine(rejections={"r": 2})) as engine:
+    async with Engine(rejections={"r": 2}) as engine:
         seen = await exchange(engine, retries=Retries(2))
     assert (seen.outcome, seen.attempts, seen.refusals) == (ReplayOutcome.OK, 3, 2)
     assert seen.sent_s == 0.0
@@ -85,7 +85,7 @@ QUICK = 1e6  # the founding waits, in the seconds of a target this much faster
 
 
 async def test_retries_end():
-    async with serving(Engine(rejections={"r": 9})) as engine:
+    async with Engine(rejections={"r": 9}) as engine:
         once = await exchange(engine, retries=Retries(1))
         five = await exchange(engine, retries=Retries.backoff(time_scale=QUICK))
     assert (once.outcome, once.attempts, once.refusals) == (ReplayOutcome.REJECTED, 2, 2)
@@ -105,21 +105,21 @@ async def test_retries_end():
     ],
 )
 async def test_only_a_503_is_sent_again(behaviour, attempts, outcome):
-    async with serving(Engine(plan={"r": behaviour})) as engine:
+    async with Engine(plan={"r": behaviour}) as engine:
         seen = await exchange(engine, retries=Retries.backoff(time_scale=QUICK))
     assert (seen.outcome, seen.attempts) == (outcome, attempts)
     assert seen.refusals == (attempts if attempts > 1 else 0)
 
 
 async def test_an_attempt_is_judged_by_its_own_answer():
-    async with serving(Engine(rejections={"r": 1}, plan={"r": "close_before"})) as engine:
+    async with Engine(rejections={"r": 1}, plan={"r": "close_before"}) as engine:
         seen = await exchange(engine, retries=Retries(1))
     assert (seen.outcome, seen.status) == (ReplayOutcome.DISCONNECT_BEFORE_FIRST, None)
     assert seen.refusals == 1
 
 
 async def test_cancelling_leaves_an_interrupted_exchange():
-    async with serving(Engine(plan={"r": "hang"})) as engine, open_session() as session:
+    async with Engine(plan={"r": "hang"}) as engine, open_session() as session:
         ticks = itertools.count()
         options = ClientOptions(f"{engine.url}/v1/chat/completions")
         client = Client(session, options, lambda: float(next(ticks)))
@@ -162,7 +162,7 @@ def test_a_failed_connection_is_told_without_internals(cause, said):
 )
 async def test_a_refusal_keeps_what_the_server_said(body, said):
     engine = Engine(plan={"r": "refuse"}, refusal=body)
-    async with serving(engine):
+    async with engine:
         seen = await exchange(engine)
     assert (seen.outcome, seen.status, seen.error) == (ReplayOutcome.HTTP_ERROR, 404, said)
 
@@ -170,7 +170,7 @@ async def test_a_refusal_keeps_what_the_server_said(body, said):
 async def test_a_body_beyond_a_mebibyte_is_sent_whole():
     text = b"word " * 300_000
     body = BODY.replace(b"a b c", text)
-    async with serving(Engine()) as engine:
+    async with Engine() as engine:
         seen = await exchange(engine, Call(body, CALL.headers))
     assert seen.outcome is ReplayOutcome.OK
     assert engine.seen[0][1]["messages"][0]["content"] == text.decode()

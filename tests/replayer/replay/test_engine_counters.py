@@ -7,10 +7,10 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from replayer.replay.client import open_session
 from replayer.replay.engine_counters import CounterReader, engine_counters, proxy_counters
+from tests.support.told_engine import ToldEngine
 
 NOW = """\
 # TYPE vllm:prefix_cache_queries_total counter
@@ -140,10 +140,9 @@ async def test_an_engine_that_compresses_is_asked_not_to() -> None:
         response.enable_compression()
         return response
 
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    async with TestServer(app, host="127.0.0.1") as server, open_session() as session:
-        url = str(server.make_url("")).rstrip("/")
-        reader = CounterReader(session, url, {})
+    engine = ToldEngine()
+    engine.routes["/metrics"] = metrics
+    async with engine, open_session() as session:
+        reader = CounterReader(session, engine.url, {})
         await reader.read_before()
-    assert reader.counters.before == {url: ALL}
+    assert reader.counters.before == {engine.url: ALL}
