@@ -365,7 +365,7 @@ async def test_a_p_that_fails_or_is_busy_is_not_asked_for_ever(
                 assert len(p.posts) <= FAULTS, "or its trial has failed"
                 assert proxy.router.known.fleet.open() == {"p"}
             else:
-                assert len(p.posts) == 1
+                assert len(p.posts) == 2, "one client that it refuses may be too much for it"
                 assert not proxy.router.known.fleet.has_failed_lately("p")
             assert proxy.metric("upstream_retries_total", reason="server_error") == 0
             await proxy.at_rest()

@@ -79,15 +79,10 @@ class Refusals:
         doubled = self._row - (2 + OWN if self._is_own(client) else 2)
         return min(busy_s, LEAST_S * 2.0 ** min(doubled, 10)) if doubled >= 0 else 0.0
 
-    def judged(self, client: str, busy_s: float, now_s: float, *, to_all: bool = False) -> float:
-        """Another instance has by now served the request that it refused; returns the same.
-
-        `to_all`: that request can hardly have been too much for it, so it is closed to all.
-        """
+    def judged(self, client: str, busy_s: float, now_s: float) -> float:
+        """Another instance has by now served the request that it refused; returns the same."""
         if self._is_own(client) and self._row <= OWN:
             return 0.0
-        if to_all:
-            self._tries.setdefault(_OTHERS, _Tries(now_s))
         if (tries := self._tries.get(client)) is not None:
             tries.try_s = max(tries.try_s, now_s + LEAST_S)
         return busy_s

@@ -282,12 +282,10 @@ class Gate:
         if closed_s > 0:
             self.mark_busy(instance, now_s + closed_s)
 
-    def judged(
-        self, instance: str, client: str, until_s: float, now_s: float, *, to_all: bool = False
-    ) -> None:
+    def judged(self, instance: str, client: str, until_s: float, now_s: float) -> None:
         """Another instance has served a request that this one refused as busy, until then."""
         refusals, left_s = self._states.of(instance).refusals, until_s - now_s
-        if left_s > 0 and refusals.judged(client, left_s, now_s, to_all=to_all) > 0:
+        if left_s > 0 and refusals.judged(client, left_s, now_s) > 0:
             self.mark_busy(instance, until_s)
 
     def is_own(self, instance: str, client: str, now_s: float) -> bool:

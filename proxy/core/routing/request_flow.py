@@ -690,9 +690,7 @@ class RequestFlow:
         gate.served(name, asker, self.route.reserved_s)
         for other, until_s in self._refused_until_s.items():
             if other != name:
-                # What P computes alone is one token of one answer.
-                was_p = self._p is not None and self._p.name == other
-                gate.judged(other, asker, until_s, now_s, to_all=was_p)
+                gate.judged(other, asker, until_s, now_s)
         self._refused_until_s.clear()
 
     def _judge(self, name: str, now_s: float) -> list[Effect]:

@@ -50,15 +50,6 @@ def test_what_one_client_was_told_closes_it_to_that_one_alone() -> None:
     assert not it.is_own("mallory")
 
 
-def test_a_request_that_is_little_work_closes_it_to_all_until_it_is_tried() -> None:
-    it = Refusals()
-    it.refused("alice", BUSY_S, 1.0)
-    assert it.judged("alice", BUSY_S, 1.0, to_all=True) == BUSY_S
-    assert closed_to(it, "alice", "bob", "", now_s=1.9) == [True] * 3
-    assert closed_to(it, "alice", "bob", "", now_s=2.0) == [False] * 3
-    assert not it.is_own("alice")
-
-
 def test_one_that_is_served_elsewhere_late_is_kept_away_from_then_on() -> None:
     it = Refusals()
     it.refused("alice", BUSY_S, 1.0)
