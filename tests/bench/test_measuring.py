@@ -20,7 +20,7 @@ import orjson
 import pytest
 
 from bench import held
-from bench.cost import cli
+from bench.cost import cli, instructions
 from bench.cost.result import Result
 from bench.cost.sessions import fill_session_table
 from bench.measuring.build import BenchError
@@ -212,6 +212,24 @@ def test_the_command_fails_when_it_would_measure_somebody_else(
     said = capsys.readouterr().err
     assert said.startswith(f"bench: FAILED: wrong process: port {port} ")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        ("valgrind", "--scenarios paced-c512: must be of plain-c32, ttft-c1, body400k-c8"),
+        (None, "valgrind is not installed"),
+    ],
+)
+def test_instructions_are_counted_of_what_can_be_counted(
+    found: str | None,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("bench.cost.instructions.shutil.which", lambda name: found)
+    assert instructions.main(["--scenarios", "paced-c512"]) == 1
+    assert capsys.readouterr().err == f"bench: FAILED: {why}\n"
 
 
 def test_what_was_started_is_stopped(tmp_path: Path) -> None:
