@@ -14,6 +14,7 @@ from proxy.protocol.streams.sse import (
     MOST_USAGES,
     TAIL_BYTES,
     Scanner,
+    carries_content,
     first_event,
     is_error_event,
     usage_member,
@@ -419,6 +420,26 @@ class TestFirstEvent:
         found = first_event(head)
         assert found is not None
         assert is_error_event(found) is expected
+
+
+@given(
+    st.lists(st.sampled_from(["content", "text", "reasoning", "role", "name"]), max_size=6),
+    st.lists(st.sampled_from(["", "a", '"', "\\", "content", '"content":"']), min_size=6),
+    st.sampled_from([b'":"', b'": "']),
+)
+def test_content_is_a_text_that_is_not_empty(
+    names: list[str], texts: list[str], colon: bytes
+) -> None:
+    said = list(zip(names, texts, strict=False))
+    joined = b",".join(orjson.dumps({name: text})[1:-1] for name, text in said)
+    data = b"data: {" + joined.replace(b'":"', colon) + b"}\n\n"
+    are_texts = ("content", "text", "reasoning")
+    assert carries_content(data) == any(name in are_texts and text for name, text in said)
+
+
+def test_a_text_that_has_only_begun_is_none_yet() -> None:
+    assert not carries_content(TEXT[: TEXT.index(b"word")])
+    assert carries_content(TEXT[: TEXT.index(b"ord")])
 
 
 @pytest.mark.parametrize("behind", [1, 3, 4])
