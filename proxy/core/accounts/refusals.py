@@ -80,7 +80,12 @@ class Refusals:
         return min(busy_s, LEAST_S * 2.0 ** min(doubled, 10)) if doubled >= 0 else 0.0
 
     def judged(self, client: str, busy_s: float, now_s: float) -> float:
-        """Another instance has by now served the request that it refused; returns the same."""
+        """Another instance has by now served the request that it refused; returns the same.
+
+        A newer request that this one has served in between says more.
+        """
+        if client not in self._clients and not self._is_several:
+            return 0.0
         if self._is_own(client) and self._row <= OWN:
             return 0.0
         if (tries := self._tries.get(client)) is not None:

@@ -50,6 +50,18 @@ def test_what_one_client_was_told_closes_it_to_that_one_alone() -> None:
     assert not it.is_own("mallory")
 
 
+@given(st.sampled_from(["mallory", ""]), st.sampled_from(["mallory", "alice", ""]))
+def test_what_was_refused_before_a_newer_one_was_served_closes_nothing(
+    client: str, other: str
+) -> None:
+    """A wide request that no engine takes, and a small one of the same client beside it."""
+    it = Refusals()
+    it.refused(client, BUSY_S, 1.0)
+    it.served(other, 1.1)
+    assert it.judged(client, BUSY_S, 1.6) == 0.0
+    assert closed_to(it, client, "bob", now_s=1.6) == [False, False] or not it.tries_s()
+
+
 def test_one_that_is_served_elsewhere_late_is_kept_away_from_then_on() -> None:
     it = Refusals()
     it.refused("alice", BUSY_S, 1.0)
