@@ -17,9 +17,13 @@ from proxy.protocol.prompt.facts import MODEL_CHARS, PromptFacts
 MOST_PARTS = 256
 """The parts behind these are not looked at."""
 MOST_ALIKE = 64
-"""Behind more lines in one part that only begin like a delimiter nothing is looked at."""
+"""Behind more lines of a form that only begin like a delimiter nothing is looked at."""
 HEAD_BYTES = 8192
 """Most bytes of a part's headers; behind a part with more nothing is looked at."""
+HEADS_BYTES = 32_768
+"""Most bytes of all parts' headers; behind more nothing is looked at."""
+MOST_PARAMS = 8
+"""Parameters of one header; those behind them are not looked at. Clients send three."""
 VALUE_BYTES = 1024
 """Most bytes of a field that is looked at."""
 BOUNDARY_BYTES = 256
@@ -34,6 +38,8 @@ _DISPOSITION = re.compile(rb"(?:^|\r\n)content-disposition[ \t]*:([^\r\n]*)", re
 _LINE_REST = re.compile(rb"--|[ \t]{0,64}(?:\r\n|\Z)")
 """Follows the delimiter in its line: the marks of the last one, or blanks."""
 _CRLF = b"\r\n"
+_NO_TEXT = chr(0xD800)
+"""No text that is decoded has it."""
 
 
 async def examine_form(raw: bytes, content_type: str) -> Examined:
@@ -60,30 +66,43 @@ def params(header: str) -> dict[str, str]:
     """The parameters of a header's value by their names in lower case: `kind; name="value"`."""
     found: dict[str, str] = {}
     at = header.find(";")
-    while at >= 0 and (match := _PARAM.match(header, at)) is not None:
+    for _ in range(MOST_PARAMS):
+        match = _PARAM.match(header, at) if at >= 0 else None
+        if match is None:
+            break
         name, quoted, plain = match.groups()
-        value = plain.strip() if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+        value = plain.strip() if quoted is None else _unescaped(quoted)
         found.setdefault(name.lower(), value)
         at = header.find(";", match.end())
     return found
 
 
+def _unescaped(quoted: str) -> str:
+    """A quoted value without the backslash before each character that has one.
+
+    In whole passes: a step of Python per backslash would hold up the event loop.
+    """
+    return quoted.replace("\\\\", _NO_TEXT).replace("\\", "").replace(_NO_TEXT, "\\")
+
+
 def _fields(raw: bytes, delimiter: bytes) -> Iterator[tuple[str, str]]:
     """Names and values of the wanted small fields, in their order."""
     # A form begins with a delimiter, as behind a line end, or with words that nobody reads.
-    begin = len(delimiter)
+    begin, alike = len(delimiter), MOST_ALIKE
     if not (raw.startswith(delimiter) and _LINE_REST.match(raw, begin)):
-        begin = _delimiter_end(raw, delimiter, 0)[1]
+        _, begin, alike = _delimiter_end(raw, delimiter, 0, alike)
+    left = HEADS_BYTES
     for _ in range(MOST_PARTS):
         line_end = raw.find(_CRLF, begin, begin + HEAD_BYTES)
         if begin == 0 or line_end < 0 or raw[begin:line_end].strip(b" \t"):
             return  # the last delimiter, or none
         head_end = raw.find(_CRLF + _CRLF, line_end, line_end + HEAD_BYTES)
-        if head_end < 0:
+        left -= head_end - line_end
+        if head_end < 0 or left < 0:
             return
         value = head_end + 2 * len(_CRLF)
         # The end of an empty value is the line end of the headers.
-        end, begin = _delimiter_end(raw, delimiter, value - len(_CRLF))
+        end, begin, alike = _delimiter_end(raw, delimiter, value - len(_CRLF), alike)
         if begin == 0:
             return
         name = _field_name(raw[line_end + len(_CRLF) : head_end])
@@ -91,20 +110,21 @@ def _fields(raw: bytes, delimiter: bytes) -> Iterator[tuple[str, str]]:
             yield name, raw[value:end].decode("utf-8", "replace")
 
 
-def _delimiter_end(raw: bytes, delimiter: bytes, start: int) -> tuple[int, int]:
+def _delimiter_end(raw: bytes, delimiter: bytes, start: int, alike: int) -> tuple[int, int, int]:
     """Start of the next delimiter, with the line end before it, and its end; else zeros.
 
+    Not behind `alike` lines that only begin like it; the third is how many of them are left.
     A line that only begins like it is data: a boundary may be the beginning of another one.
     """
     sought = _CRLF + delimiter
-    for _ in range(MOST_ALIKE):
+    for left in range(alike, 0, -1):
         at = _find(raw, sought, start)
         if at < 0:
             break
         start = at + len(sought)
         if _LINE_REST.match(raw, start):
-            return at, start
-    return 0, 0
+            return at, start, left
+    return 0, 0, 0
 
 
 def _field_name(head: bytes) -> str | None:

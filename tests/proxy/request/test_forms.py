@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxy.protocol.examined import NO_OBJECT
 from proxy.protocol.offloadable import asks_for_stream
 from proxy.request import forms
-from proxy.request.forms import MOST_PARTS, SLICE_BYTES, VALUE_BYTES, params, read_form
+from proxy.request.forms import MOST_PARAMS, MOST_PARTS, SLICE_BYTES, VALUE_BYTES, params, read_form
 
 EDGE = "----form4711"
 KIND = f"multipart/form-data; boundary={EDGE}"
@@ -120,6 +120,8 @@ def test_names_of_fields(disposition: str, model: str) -> None:
         (form(file(value=b"\r\n--%b-" % EDGE.encode()), field("model", b"w")), ""),
         (b"--%b7\r\n" % EDGE.encode() + form(field("model", b"w")), "w"),
         (b"--other\r\n" + form(field("model", b"w")), "w"),
+        (form(*[(f"X: {'y' * 1000}", b"z")] * 30, field("model", b"w")), "w"),
+        (form(*[(f"X: {'y' * 1000}", b"z")] * 40, field("model", b"w")), ""),
     ],
 )
 def test_odd_forms(raw: bytes, model: str) -> None:
@@ -132,6 +134,17 @@ def test_odd_forms(raw: bytes, model: str) -> None:
 )
 def test_without_a_boundary_nothing_is_read(kind: str) -> None:
     assert read_form(form(field("model", b"w")), kind) is NO_OBJECT
+
+
+def test_parameters_are_read_up_to_a_bound() -> None:
+    many = "".join(f";p{i}={i}" for i in range(5000))
+    assert list(params("form-data" + many)) == [f"p{i}" for i in range(MOST_PARAMS)]
+
+
+@given(st.text(st.sampled_from('ab\\"; ='), max_size=12))
+def test_a_quoted_value_is_told_as_it_was_before_it_was_quoted(value: str) -> None:
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+    assert params(f'form-data; name="{quoted}"') == {"name": value}
 
 
 @given(st.binary(max_size=300), st.text(max_size=60))
