@@ -581,15 +581,18 @@ async def test_f154_bodies_of_two_tenants_take_turns(
     rig: Floor, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those that wait to be unpacked, or for the process that examines large ones."""
-    may_begin, came = threading.Event(), 0
+    may_begin, came, turns = threading.Event(), 0, list[str]()
     rest, ask = content_coding._Steps.rest, LargeBodies._ask
 
     def unpacks(steps: Any) -> bytes:
         assert may_begin.wait(WAIT_S)
-        return rest(steps)
+        plain = rest(steps)
+        turns.append(orjson.loads(plain)["user"])
+        return plain
 
     async def asks(large: LargeBodies, task: Any) -> Any:
         await until(may_begin.is_set)
+        turns.append(orjson.loads(task.raw)["user"])
         return await ask(large, task)
 
     def counted(waits: Any) -> Any:
@@ -622,8 +625,8 @@ async def test_f154_bodies_of_two_tenants_take_turns(
         await until(lambda: came == 9, "it waits")
         may_begin.set()
         assert all(map(is_fine, await asyncio.gather(few, *hogs)))
-        order = [orjson.loads(body)["user"] for body in engine.posts]
-        assert order.index("few") <= AT_ONCE + 1, order
+        assert len(turns) == len(engine.posts) == 9
+        assert turns.index("few") <= AT_ONCE + 1, turns
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
