@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit 1 when what was measured is not what it says: wrong process, lost events, dead peer."""
     options = _parser().parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, terminate)
     try:
         return _command(options, console)
     except BenchError as error:
@@ -127,7 +127,7 @@ def write_between_marks(path: Path, text: str) -> None:
     path.write_text(f"{before}{MARK}\n{text}\n{MARK}{after}")
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def terminate(number: int, frame: FrameType | None) -> None:
     """SIGTERM ends the run in order: every process is stopped."""
     del frame
     sys.exit(128 + number)

@@ -1,9 +1,10 @@
 """The command `python -m bench.cost.instructions`: instructions that a request of this proxy takes.
 
-CPU time varies with the machine's neighbours and with where a process's memory happens to lie: by a
-tenth between two starts of one program. Instructions do not. valgrind counts them, all threads
-together, while the real client sends to the real server. What the server does while nobody sends
-is measured too, and taken off by the second.
+CPU time varies with the machine's neighbours. valgrind counts instructions, of all threads
+together, while the real client sends to the real server. It also simulates caches and branches.
+Most time of a request is lost there: code that runs once waits for memory, and a loop does not. So
+the estimated cycles are nearer to CPU time than the instructions are. What the server does while
+nobody sends is measured too, and taken off by the second.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.cost.cli import WORK
+from bench.cost.cli import WORK, terminate
 from bench.measuring import build, upstream
 from bench.measuring.build import BenchError
 from bench.measuring.peers import BEFORE, PEERS, Peer, Running, Site, clone
@@ -26,17 +28,38 @@ from bench.measuring.processes import Cpus, children
 from bench.measuring.scenarios import SCENARIOS, Scenario
 from bench.measuring.window import Bench
 
-START_S = 120.0
-"""Under valgrind a start takes forty times as long."""
+START_S = 180.0
+"""Under valgrind a start takes eighty times as long."""
+WARM_S = 4.0
 DUMP_S = 60.0
 CHOSEN = ("plain-c32", "ttft-c1", "body400k-c8")
 """Not `paced-c512`: so many streams do not keep their pace under valgrind."""
-_TOTALS = re.compile(r"^totals: (\d+)", re.MULTILINE)
+_VALGRIND = (
+    "valgrind --tool=callgrind --callgrind-out-file=counted --cache-sim=yes --branch-sim=yes"
+    " --I1=32768,8,64 --D1=49152,12,64 --LL=2097152,16,64 {bin}/python "
+)
+"""Caches as large as those of a core of a server of today."""
+_EVENTS = re.compile(r"^events: (.+)$", re.MULTILINE)
+_TOTALS = re.compile(r"^totals: ([\d ]+)\n", re.MULTILINE)
+_PENALTIES = {
+    "I1mr": 10,
+    "D1mr": 10,
+    "D1mw": 10,
+    "Bcm": 10,
+    "Bim": 10,
+    "ILmr": 100,
+    "DLmr": 100,
+    "DLmw": 100,
+}
+"""Cycles that each miss of a cache or a branch takes, as in KCachegrind's cycle estimation."""
+Counts = tuple[float, float]
+"""Instructions, and estimated cycles."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line per scenario and state; exit 1 when something failed."""
     options = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, terminate)
     states = {"ours": PEERS["ours"]}
     if options.before is not None:
         states = {BEFORE: clone(options.before)} | states
@@ -70,50 +93,63 @@ def _compare(name: str, states: dict[str, Peer], seconds: float, work: Path) -> 
             running = site.start(state, under_valgrind(peer), folder.name.removeprefix("peer-"))
             counted = _count(bench, running, name, scenario, folder)
         first = first or counted
-        told = f"{counted:10,.0f} instructions a {scenario.unit}, {counted / first:.3f}"
+        pairs = zip(counted, first, ("instructions", "cycles"), strict=True)
+        told = "  ".join(f"{now:11,.0f} {what} {now / then:.3f}" for now, then, what in pairs)
         sys.stdout.write(f"{name:12} {state:8} {told}\n")
         sys.stdout.flush()
 
 
 def under_valgrind(peer: Peer) -> Peer:
     """The same, counted; its own metrics are not read, which would count too."""
-    command = (
-        f"valgrind --tool=callgrind --callgrind-out-file=counted {{bin}}/python {peer.command}"
-    )
-    return replace(peer, command=command, start_s=START_S, lag_metric=None)
+    return replace(peer, command=f"{_VALGRIND}{peer.command}", start_s=START_S, lag_metric=None)
 
 
-def _count(bench: Bench, running: Running, name: str, scenario: Scenario, folder: Path) -> float:
-    """Instructions of a request: of a window, less those of as long a time without any."""
+def _count(bench: Bench, running: Running, name: str, scenario: Scenario, folder: Path) -> Counts:
+    """Of one request: those of a window, less those of as long a time without any request."""
     load, pid = scenario.load, running.pids[-1]
-    bench.measure(running, name, scenario, 0)  # what is learned and filled in first is not counted
+    warm = replace(load, warm_s=0.01, window_s=WARM_S)  # what is learned first is not counted
+    bench.measure(running, name, replace(scenario, load=warm), 0)
     _control("-z", pid)
-    begun_s = time.monotonic()
+    begun_s, before = time.monotonic(), bench.upstream.counts()
     window = bench.measure(running, name, replace(scenario, load=replace(load, warm_s=0.01)), 0)
     if window.faults:
         raise BenchError(f"{running.name}: {window.faults[0]}")
+    # Those in flight at the window's end have been answered too.
+    requests = bench.upstream.counts().since(before).requests
     busy_s, busy = time.monotonic() - begun_s, _dumped(folder, pid)
     begun_s = time.monotonic()
     time.sleep(load.window_s)
-    idle_s, idle = time.monotonic() - begun_s, _dumped(folder, pid)
-    return (busy - idle / idle_s * busy_s) / window.requests
+    part, idle = busy_s / (time.monotonic() - begun_s), _dumped(folder, pid)
+    made, cycles = (
+        (most - part * least) / requests for most, least in zip(busy, idle, strict=True)
+    )
+    return made, cycles
 
 
 def _control(what: str, pid: int) -> None:
     subprocess.run(["callgrind_control", what, str(pid)], check=True, capture_output=True)
 
 
-def _dumped(folder: Path, pid: int) -> int:
-    """Instructions since the counter was last set to 0, which this does too."""
+def _dumped(folder: Path, pid: int) -> Counts:
+    """What was counted since the counters were last set to 0, which this does too."""
     before = set(folder.glob("counted.*"))
     _control("-d", pid)
     end_s = time.monotonic() + DUMP_S
     while time.monotonic() < end_s:
         for path in set(folder.glob("counted.*")) - before:
-            if found := _TOTALS.search(path.read_text()):
-                return int(found[1])
+            if (found := counts(path.read_text())) is not None:
+                return found
         time.sleep(0.2)
     raise BenchError(f"valgrind told no counts in {DUMP_S:.0f} s")
+
+
+def counts(dump: str) -> Counts | None:
+    """What a dump of callgrind tells in all; None where it is not complete yet."""
+    events, totals = _EVENTS.search(dump), _TOTALS.search(dump)
+    if events is None or totals is None:
+        return None
+    told = dict(zip(events[1].split(), map(int, totals[1].split()), strict=False))
+    return told["Ir"], told["Ir"] + sum(_PENALTIES.get(name, 0) * n for name, n in told.items())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -232,6 +232,12 @@ def test_instructions_are_counted_of_what_can_be_counted(
     assert capsys.readouterr().err == f"bench: FAILED: {why}\n"
 
 
+def test_cycles_are_instructions_and_what_misses_take() -> None:
+    dump = "events: Ir Dr I1mr DLmr Bcm\n\nfn=f\n1 9 9\n\ntotals: 1000 300 7 2 "
+    assert instructions.counts(dump) is None
+    assert instructions.counts(f"{dump}3\n") == (1000, 1000 + 70 + 200 + 30)
+
+
 def test_what_was_started_is_stopped(tmp_path: Path) -> None:
     with children() as started:
         shell = ["/bin/sh", "-c", "sleep 60 & wait"]
