@@ -1,10 +1,9 @@
 """The command `python -m bench.cost.instructions`: instructions that a request of this proxy takes.
 
 CPU time varies with the machine's neighbours. valgrind counts instructions, of all threads
-together, while the real client sends to the real server. It also simulates caches and branches.
-Most time of a request is lost there: code that runs once waits for memory, and a loop does not. So
-the estimated cycles are nearer to CPU time than the instructions are. What the server does while
-nobody sends is measured too, and taken off by the second.
+together, while the real client sends to the real server. It also simulates caches and branches,
+from which cycles are estimated: code that runs once waits for memory, and a loop does not. What the
+server does while nobody sends is measured too, and taken off by the second.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from bench.measuring.scenarios import SCENARIOS, Scenario
 from bench.measuring.window import Bench
 
 START_S = 180.0
-"""Under valgrind a start takes eighty times as long."""
+"""Longest start under valgrind."""
 WARM_S = 4.0
 DUMP_S = 60.0
 CHOSEN = ("plain-c32", "ttft-c1", "body400k-c8")
-"""Not `paced-c512`: so many streams do not keep their pace under valgrind."""
+"""Not `paced-c512`, whose streams have a pace of their own."""
 _VALGRIND = (
     "valgrind --tool=callgrind --callgrind-out-file=counted --cache-sim=yes --branch-sim=yes"
     " --I1=32768,8,64 --D1=49152,12,64 --LL=2097152,16,64 {bin}/python "
 )
-"""Caches as large as those of a core of a server of today."""
+"""Simulated: 32 and 48 KiB of first-level cache for code and data, and 2 MiB for both."""
 _EVENTS = re.compile(r"^events: (.+)$", re.MULTILINE)
 _TOTALS = re.compile(r"^totals: ([\d ]+)\n", re.MULTILINE)
 _PENALTIES = {
@@ -52,7 +51,7 @@ _PENALTIES = {
     "DLmw": 100,
 }
 """Cycles that each miss of a cache or a branch takes, as in KCachegrind's cycle estimation."""
-Counts = tuple[float, float]
+Counted = tuple[float, float]
 """Instructions, and estimated cycles."""
 
 
@@ -73,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BenchError as error:
         sys.stderr.write(f"bench: FAILED: {error}\n")
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("bench: stopped\n")
+        return 130
     return 0
 
 
@@ -104,7 +106,7 @@ def under_valgrind(peer: Peer) -> Peer:
     return replace(peer, command=f"{_VALGRIND}{peer.command}", start_s=START_S, lag_metric=None)
 
 
-def _count(bench: Bench, running: Running, name: str, scenario: Scenario, folder: Path) -> Counts:
+def _count(bench: Bench, running: Running, name: str, scenario: Scenario, folder: Path) -> Counted:
     """Of one request: those of a window, less those of as long a time without any request."""
     load, pid = scenario.load, running.pids[-1]
     warm = replace(load, warm_s=0.01, window_s=WARM_S)  # what is learned first is not counted
@@ -127,10 +129,14 @@ def _count(bench: Bench, running: Running, name: str, scenario: Scenario, folder
 
 
 def _control(what: str, pid: int) -> None:
-    subprocess.run(["callgrind_control", what, str(pid)], check=True, capture_output=True)
+    done = subprocess.run(
+        ["callgrind_control", what, str(pid)], check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise BenchError(f"callgrind_control {what}: {done.stderr.strip()[:200]}")
 
 
-def _dumped(folder: Path, pid: int) -> Counts:
+def _dumped(folder: Path, pid: int) -> Counted:
     """What was counted since the counters were last set to 0, which this does too."""
     before = set(folder.glob("counted.*"))
     _control("-d", pid)
@@ -143,7 +149,7 @@ def _dumped(folder: Path, pid: int) -> Counts:
     raise BenchError(f"valgrind told no counts in {DUMP_S:.0f} s")
 
 
-def counts(dump: str) -> Counts | None:
+def counts(dump: str) -> Counted | None:
     """What a dump of callgrind tells in all; None where it is not complete yet."""
     events, totals = _EVENTS.search(dump), _TOTALS.search(dump)
     if events is None or totals is None:

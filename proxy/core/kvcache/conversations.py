@@ -338,7 +338,7 @@ def _again(first: Stay, name: str) -> Found:
 
 def _beside(name: str, block: int | None, end: int | None) -> str:
     """The table's name for a request under a session's name that begins like this."""
-    # Without a format: compiled, one takes twenty times as long.
+    # Without a format: compiled, each is a call of `str.format`, and this is done for each request.
     return f"{name}{MARK}{block or end or 0}"
 
 

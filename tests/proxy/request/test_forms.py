@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from proxy.protocol.examined import NO_OBJECT
 from proxy.protocol.offloadable import asks_for_stream
 from proxy.request import forms
-from proxy.request.forms import MOST_PARAMS, MOST_PARTS, SLICE_BYTES, VALUE_BYTES, params, read_form
+from proxy.request.forms import (
+    MOST_ALIKE,
+    MOST_PARAMS,
+    MOST_PARTS,
+    SLICE_BYTES,
+    VALUE_BYTES,
+    params,
+    read_form,
+)
 
 EDGE = "----form4711"
 KIND = f"multipart/form-data; boundary={EDGE}"
@@ -134,6 +142,12 @@ def test_odd_forms(raw: bytes, model: str) -> None:
 )
 def test_without_a_boundary_nothing_is_read(kind: str) -> None:
     assert read_form(form(field("model", b"w")), kind) is NO_OBJECT
+
+
+@pytest.mark.parametrize(("lines", "model"), [(MOST_ALIKE // 4 - 1, "w"), (MOST_ALIKE // 4, "")])
+def test_false_delimiters_are_counted_over_the_whole_form(lines: int, model: str) -> None:
+    alike = b"\r\n--%bx" % EDGE.encode() * lines
+    assert model_of(form(*[field("x", alike)] * 4, field("model", b"w"))) == model
 
 
 def test_parameters_are_read_up_to_a_bound() -> None:
