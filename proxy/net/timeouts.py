@@ -109,15 +109,15 @@ class _Keeper:
 
         The loop logs the fault, as that of any callback.
         """
-        looked: Limit | Alarm | None = None
-        try:
-            for looked in limits:
-                looked.look(now_s)
-            looked = None
-        finally:
-            if looked is not None:
-                self.loop.call_soon(self._look_at_rest, limits, now_s)
-                looked.break_off()
+        for limit in limits:
+            is_looked_at = False
+            try:
+                limit.look(now_s)
+                is_looked_at = True
+            finally:
+                if not is_looked_at:
+                    self.loop.call_soon(self._look_at_rest, limits, now_s)
+                    limit.break_off()
 
     def _look_at_rest(self, limits: Iterator[Limit | Alarm], now_s: float) -> None:
         """Look at those of them that have not ended meanwhile."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
 
 from proxy.config.in_force import OptionsInForce
@@ -73,7 +74,7 @@ from proxy.request.legs import (
     fallback_of,
     prefill_leg,
 )
-from proxy.state.detached import DetachedLeg, DetachedTasks
+from proxy.state.detached import DetachedLeg, DetachedTasks, in_group
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import RequestRecord, note_attempt, note_failure
 
@@ -115,6 +116,13 @@ def _left_by_cut(replies: list[UpstreamResponse]) -> LeftKv:
     """KV that a cut answer left on P; P sends its head when the KV is computed."""
     is_answered = bool(replies) and replies[-1].status == HTTPStatus.OK
     return LeftKv.UNNAMED if is_answered else LeftKv.NONE
+
+
+def _sent(
+    replies: list[UpstreamResponse], note: Callable[[], object], reply: UpstreamResponse
+) -> None:
+    replies.append(reply)
+    note()
 
 
 async def _look_for_length(answer: UpstreamResponse) -> None:
@@ -165,22 +173,28 @@ class Attempts:
         """An instance's answer whose first event is good; raises the last UpstreamFailure."""
         leg = self._flow.begin(self._owners.clock.now_s())
         self._may_move = isinstance(out.found.plan, Plan)
+        failures: list[UpstreamFailure] = []  # the last one; a name would be a reference cycle
         try:
             while True:
                 try:
                     found = await self._leg(out, leg)
                 except UpstreamFailure as failure:
-                    again = await self._after(failure)
-                    if isinstance(again, SendDecode):
-                        leg = again
-                        continue
-                    if self._held is None:
-                        raise
-                    found, self._held = self._held, None
-                    self._answered(found, self.hollow_of(found))
-                if isinstance(found, UpstreamResponse):
-                    return found
-                leg = found
+                    failures.append(failure)
+                else:
+                    if isinstance(found, UpstreamResponse):
+                        return found
+                    leg = found
+                    continue
+                again = await self._after(failures[-1])
+                if not isinstance(again, SendDecode):
+                    break
+                failures.clear()
+                leg = again
+            if self._held is None:
+                raise failures.pop()
+            held, self._held = self._held, None
+            self._answered(held, self.hollow_of(held))
+            return held
         finally:
             if self._held is not None:
                 self._held.close()
@@ -257,63 +271,74 @@ class Attempts:
         p = owners.instances.get(source)
         if not owners.options.connector.pins:
             return await decode_leg(out, owners.instances.upstream(name), edits, p, limit)
-        return await self._fetching(out, name, edits, p, limit)
+        return await owners.detached.keep(self._fetching(out, name, edits, p, limit))
 
-    async def _fetching(
+    def _fetching(
         self, out: Outgoing, name: str, edits: Edits, p: Upstream | None, limit: FirstEventLimit
-    ) -> UpstreamResponse:
-        """Send D's leg that fetches P's KV; it may outlive the request."""
-        owners, flow = self._owners, self._flow
+    ) -> DetachedLeg[UpstreamResponse]:
+        """D's leg that fetches P's KV; it may outlive the request."""
         replies: list[UpstreamResponse] = []
+        d, on_sent = self._owners.instances.upstream(name), self._on_sent(replies, is_prefill=False)
+        return DetachedLeg(
+            partial(decode_leg, out, d, edits, p, limit, on_sent),
+            partial(self._decode_left, replies),
+            self._unwanted_decode,
+        )
 
-        def on_sent(reply: UpstreamResponse) -> None:
-            replies.append(reply)
-            flow.decode_sent()
+    def _on_sent(
+        self, replies: list[UpstreamResponse], *, is_prefill: bool
+    ) -> Callable[[UpstreamResponse], None]:
+        """What notes that a leg was sent; `replies` gets its answer."""
+        flow = self._flow
+        return partial(_sent, replies, flow.prefill_sent if is_prefill else flow.decode_sent)
 
-        async def run() -> UpstreamResponse:
-            d = owners.instances.upstream(name)
-            return await decode_leg(out, d, edits, p, limit, on_sent)
+    def _decode_left(self, replies: Sequence[UpstreamResponse]) -> bool:
+        """Whether D's leg goes on without its client."""
+        return isinstance(self._flow.decode_left(), KeepDecode) and replies[-1].be_the_last()
 
-        def on_left() -> bool:
-            return isinstance(flow.decode_left(), KeepDecode) and replies[-1].be_the_last()
-
-        def unwanted(reply: UpstreamResponse | None) -> None:
-            if reply is not None:
-                reply.close()
-            has_begun = reply is not None
-            self.perform(flow.left_decode_over(owners.clock.now_s(), has_begun=has_begun))
-
-        return await owners.detached.keep(DetachedLeg(run, on_left, unwanted))
+    def _unwanted_decode(self, reply: UpstreamResponse | None) -> None:
+        if reply is not None:
+            reply.close()
+        now_s, has_begun = self._owners.clock.now_s(), reply is not None
+        self.perform(self._flow.left_decode_over(now_s, has_begun=has_begun))
 
     async def prefill(self, out: Outgoing, leg: SendPrefill) -> Edits | PrefillFailed:
         """Send the prefill leg to P; it may outlive the request."""
-        owners, flow, limit = self._owners, self._flow, leg.limit
-        leg_id = f"{engine_id(self._record.request_id)}-p"
         self._key = credentials(out.headers)
         replies: list[UpstreamResponse] = []
-
-        def on_sent(reply: UpstreamResponse) -> None:
-            replies.append(reply)
-            flow.prefill_sent()
-
-        async def run() -> Edits | Fallback | Unusable:
-            p, connector = owners.instances.upstream(leg.instance.name), owners.options.connector
-            return await prefill_leg(out, p, connector, leg_id, limit.seconds, on_sent)
-
-        def on_left() -> bool:
-            return isinstance(flow.prefill_left(), HangUpPrefill) and replies[-1].hang_up()
-
-        def unwanted(result: Edits | Fallback | Unusable | None) -> None:
-            self.prefill_unwanted(result, _left_by_cut(replies))
-
         try:
-            result = await owners.detached.keep(DetachedLeg(run, on_left, unwanted))
+            result = await self._owners.detached.keep(self._prefilling(out, leg, replies))
         except UpstreamFailure as failure:
             left = _left_by_cut(replies)
             return PrefillFailed(fallback_of(failure), self.failure(failure), left)
         if isinstance(result, Edits):
             return result
-        return self._prefill_failed(result, limit, replies)
+        return self._prefill_failed(result, leg.limit, replies)
+
+    def _prefilling(
+        self, out: Outgoing, leg: SendPrefill, replies: list[UpstreamResponse]
+    ) -> DetachedLeg[Edits | Fallback | Unusable]:
+        """The prefill leg; `replies` gets P's answer."""
+        owners = self._owners
+        p, leg_id = leg.instance.name, f"{engine_id(self._record.request_id)}-p"
+        given = owners.options.connector, leg_id, leg.limit.seconds
+        on_sent = self._on_sent(replies, is_prefill=True)
+        return DetachedLeg(
+            partial(prefill_leg, out, owners.instances.upstream(p), *given, on_sent),
+            partial(self._prefill_left, replies),
+            partial(self._unwanted_prefill, replies),
+        )
+
+    def _prefill_left(self, replies: Sequence[UpstreamResponse]) -> bool:
+        """Whether P's leg goes on without its client."""
+        return isinstance(self._flow.prefill_left(), HangUpPrefill) and replies[-1].hang_up()
+
+    def _unwanted_prefill(
+        self,
+        replies: list[UpstreamResponse],
+        result: Edits | Fallback | Unusable | None,
+    ) -> None:
+        self.prefill_unwanted(result, _left_by_cut(replies))
 
     def _prefill_failed(
         self, result: Fallback | Unusable, limit: LegLimit, replies: list[UpstreamResponse]
@@ -406,7 +431,8 @@ class Attempts:
         """An instance's failure as the flow hears of it."""
         wait_s = 0.0
         if failure.kind is FailureKind.BUSY:
-            wait_s = busy_s(failure.headers.get("Retry-After"), self._owners.clock.wall_now())
+            now_s = self._owners.clock.wall_now()
+            wait_s = float(busy_s(failure.headers.get("Retry-After"), now_s))
         text = failure.detail if failure.kind in HOLLOW_KINDS else str(failure)
         return LegFailure(failure.kind, text, wait_s, failure.status)
 
@@ -486,7 +512,7 @@ class PrefillRace:
         if math.isinf(self._leg.hedge_at_s):
             return self._prefilled(await self._prefill())
         try:
-            return await self._race()
+            return await self._raced()
         except asyncio.CancelledError as gone:
             for edits in self._handed:
                 self._attempts.prefill_unwanted(edits)
@@ -498,16 +524,8 @@ class PrefillRace:
             for unused in self._answers:
                 unused.close()
 
-    async def _race(self) -> SendDecode | UpstreamResponse:
-        async with asyncio.TaskGroup() as group:
-            prefill = group.create_task(self._prefill())
-            late_s = max(0.0, self._leg.hedge_at_s - self._start_s)
-            await asyncio.wait({prefill}, timeout=late_s)
-            beside = None if prefill.done() else self._attempts.prefill_late()
-            if beside is None:
-                return self._prefilled(await prefill)
-            hedge = group.create_task(self._hedge(beside))
-            leg = await self._first(prefill, hedge)
+    async def _raced(self) -> SendDecode | UpstreamResponse:
+        leg = await in_group(self._race)
         if leg is not None:
             self._failures.clear()  # an error holds the frames that hold this
             return leg
@@ -515,6 +533,16 @@ class PrefillRace:
             raise self._failures.pop()
         self._attempts.d_answered(self._answers[-1])
         return self._answers.pop()
+
+    async def _race(self, group: asyncio.TaskGroup) -> SendDecode | None:
+        """The next leg where P's result counts; None where D's does."""
+        prefill = group.create_task(self._prefill())
+        late_s = max(0.0, self._leg.hedge_at_s - self._start_s)
+        await asyncio.wait({prefill}, timeout=late_s)
+        beside = None if prefill.done() else self._attempts.prefill_late()
+        if beside is None:
+            return self._prefilled(await prefill)
+        return await self._first(prefill, group.create_task(self._hedge(beside)))
 
     async def _first(
         self, prefill: asyncio.Task[Edits | PrefillFailed], hedge: asyncio.Task[None]

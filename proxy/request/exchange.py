@@ -36,6 +36,7 @@ from proxy.core.types import (
 )
 from proxy.fleet.instances import Instances
 from proxy.net.server import cors, responses
+from proxy.net.server.connection import StalledClientError
 from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, OTHER, RESPONSES, Dialect, endpoint_of
@@ -64,7 +65,7 @@ from proxy.request.client_request import Outgoing
 from proxy.request.client_response import CLOSE, ClientResponse, is_whole, pass_on
 from proxy.request.large_bodies import LargeBodies
 from proxy.request.moves import Moves
-from proxy.request.relay import Relay, Rooms, StalledClientError
+from proxy.request.relay import Relay, Rooms
 from proxy.request.stream_accounting import NO_TOKEN, Streaming
 from proxy.state.access import Access
 from proxy.state.held_for_clients import HeldBodies, Unread
@@ -141,6 +142,7 @@ def _rest_s(clock: Clock, ends_s: float) -> float:
 class Exchange:
     """One client's request and everything that becomes of it."""
 
+    __deletable__ = ("out",)
     __slots__ = (
         "_ends_s",
         "_flow",
@@ -332,13 +334,16 @@ class Exchange:
             flow, attempts = self._place(route, flow)
             try:
                 return flow, attempts, await attempts.run(self.out)
-            except UpstreamFailure:
-                again = await self._wait_again(flow) if flow.may_wait else None
-                if isinstance(again, Reject):
-                    self.owners.telemetry.turned_away(again)
-                if not isinstance(again, Route):
+            except UpstreamFailure as failure:
+                if not flow.may_wait:
                     raise
-                route = again
+                failed = failure.again()
+            again = await self._wait_again(flow)
+            if isinstance(again, Reject):
+                self.owners.telemetry.turned_away(again)
+            if not isinstance(again, Route):
+                raise failed.again()
+            route = again
 
     async def _wait_again(self, flow: RequestFlow) -> Route | Reject:
         flow.end(self.owners.clock.now_s())

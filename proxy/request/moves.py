@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Final, Protocol
 
 from proxy.core.routing.actions import LegFailure, SendDecode, Step, Then
@@ -26,6 +27,7 @@ from proxy.protocol.streams.movable import Plan
 from proxy.protocol.streams.trail import Resumption, Trail, TrailMemory
 from proxy.request.client_request import Outgoing
 from proxy.request.relay import Onward, Reading, StreamCutError
+from proxy.state.detached import in_group
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import Migration, RequestRecord
 
@@ -193,17 +195,28 @@ class Moves:
         self, body: bytes, send: SendDecode, reading: Reading
     ) -> Warm | UpstreamFailure | None:
         """Compute the stream's tokens on an instance while its old one continues."""
-        gone: OSError | None = None
-        async with asyncio.TaskGroup() as group:
-            asked = group.create_task(self._computed(body, send))
-            try:
-                await reading.until(asked)
-            except OSError as error:  # in a group it would be one of several
-                gone = error
-            asked.cancel()
-        if gone is not None:
-            raise gone
-        return None if asked.cancelled() else asked.result()
+        gone: list[OSError] = []
+        task = await in_group(partial(self._warming, body, send, reading, gone))
+        if gone:
+            raise gone.pop()
+        return None if task.cancelled() else task.result()
+
+    async def _warming(
+        self,
+        body: bytes,
+        send: SendDecode,
+        reading: Reading,
+        gone: list[OSError],
+        group: asyncio.TaskGroup,
+    ) -> asyncio.Task[Warm | UpstreamFailure]:
+        """The task that asks, over by now or cancelled; `gone` gets why the client has left."""
+        task = group.create_task(self._computed(body, send))
+        try:
+            await reading.until(task)
+        except OSError as error:  # in a group it would be one of several
+            gone.append(error)
+        task.cancel()
+        return task
 
     async def _computed(self, body: bytes, send: SendDecode) -> Warm | UpstreamFailure:
         answer = await self._ask(body, send)

@@ -21,6 +21,7 @@ from aiohttp import web
 
 from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.types import PLANNED, FailureKind, MoveCause
+from proxy.net.server.connection import StalledClientError
 from proxy.net.timeouts import IdleLimit
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.endpoints import ENDED, ENDED_BY_NAME, endpoint_of
@@ -133,10 +134,6 @@ class Rooms(NamedTuple):
     """The incomplete events of all streams."""
     unread: Unread
     owner: str
-
-
-class StalledClientError(ConnectionResetError):
-    """The client holds its connection and reads nothing; it counts as gone."""
 
 
 class Relay:
@@ -693,12 +690,8 @@ class Reading:
     async def until(self, asked: asyncio.Task[Any]) -> None:
         """Pass it on until a task is done, then stop; or to its end, or to where it breaks."""
         relay = self._relay
-
-        def stop(_: object) -> None:
-            relay.leave(MoveCause.DRAIN)
-
         relay.stay()
-        asked.add_done_callback(stop)
+        asked.add_done_callback(self._stop)
         try:
             await relay.run(self._idle_s, self.beat_s)
             self.is_over = True
@@ -706,4 +699,7 @@ class Reading:
             # Without its frames, which hold this: only the collector would end them.
             self.lost = None if error.cause in PLANNED else error.with_traceback(None)
         finally:
-            asked.remove_done_callback(stop)
+            asked.remove_done_callback(self._stop)
+
+    def _stop(self, _: object) -> None:
+        self._relay.leave(MoveCause.DRAIN)

@@ -145,10 +145,13 @@ class Streaming:
     async def _ended(self, relay: Relay, heartbeat_s: float) -> bool:
         """Pass on an instance's answer; False where the stream goes on behind it."""
         idle_s = self._flow.silence_limit_s(self._clock.now_s())
+        cuts: list[StreamCutError] = []  # at most one; a name would be a reference cycle
         try:
             await relay.run(idle_s, heartbeat_s)
         except StreamCutError as error:
-            return not await self._goes_on(relay, error, Reading(relay, idle_s, heartbeat_s))
+            cuts.append(error)
+        if cuts:
+            return not await self._goes_on(relay, cuts.pop(), Reading(relay, idle_s, heartbeat_s))
         self._note_engine_error()
         return True
 

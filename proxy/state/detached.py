@@ -27,6 +27,15 @@ MOST = 1024
 T = TypeVar("T")
 
 
+async def in_group(work: Callable[[asyncio.TaskGroup], Coroutine[Any, Any, T]]) -> T:
+    """The result of work that starts tasks in a group, once all of them have ended.
+
+    It stands here, interpreted, for compiled callers: they cannot wait for a group that breaks.
+    """
+    async with asyncio.TaskGroup() as group:
+        return await work(group)
+
+
 @dataclass(frozen=True, slots=True)
 class DetachedLeg(Generic[T]):
     """A leg that may outlive its request.

@@ -72,24 +72,24 @@ class RecordLog:
         self._queue: deque[RequestRecord] = deque()
         self._on_drop = on_drop
         self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._writer: threading.Thread | None = None
         self.fault: tuple[str, float] | None = None
         """Why nothing can be written now, and since the end of which request, unix seconds."""
         if path is not None:
             file = _Stdout(name) if path == STDOUT else _LogFile(name, path)
-            self._thread = threading.Thread(
+            self._writer = threading.Thread(
                 target=self._run, args=(file,), name=name.replace(" ", "-"), daemon=True
             )
-            self._thread.start()
+            self._writer.start()
 
     @property
     def is_on(self) -> bool:
         """Whether lines are written."""
-        return self._thread is not None
+        return self._writer is not None
 
     def write(self, record: RequestRecord) -> None:
         """Queue one record; the caller must not change it afterwards."""
-        if self._thread is None:
+        if self._writer is None:
             return
         if len(self._queue) < QUEUE_LINES:
             self._queue.append(record)
@@ -98,10 +98,10 @@ class RecordLog:
 
     def close(self) -> None:
         """Write what is queued and end the thread; waits for the disk, `CLOSE_S` at most."""
-        if self._thread is not None:
+        if self._writer is not None:
             self._closing.set()
-            self._thread.join(CLOSE_S)
-            self._thread = None
+            self._writer.join(CLOSE_S)
+            self._writer = None
 
     def _run(self, file: _LogFile) -> None:
         """Read the queue every `LOOK_S`: waking the thread per record costs more than a line."""
@@ -187,7 +187,8 @@ class _LogFile:
         try:
             while left:
                 try:
-                    left = left[os.write(self._fd, left) :]
+                    written = os.write(self._fd, left)
+                    left = left[written:]
                 except BlockingIOError:
                     if not self._is_ready():
                         raise
@@ -249,7 +250,8 @@ class _Stdout(_LogFile):
             while left:
                 if not self._is_ready():
                     raise BlockingIOError(errno.EAGAIN, "its reader does not read")
-                left = left[os.write(self._fd, left[: select.PIPE_BUF]) :]
+                written = os.write(self._fd, left[: select.PIPE_BUF])
+                left = left[written:]
         except OSError:
             self._is_torn |= len(left) < len(data)
             raise

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from proxy.admin.endpoints import MODELS_TIMEOUT_S
+from proxy.core import is_compiled
 from proxy.core.accounts import engine_reports
 from proxy.core.admission import gate
 from proxy.core.admission.gate import ANY_MODEL
@@ -109,6 +110,7 @@ async def test_f60_metrics_without_end(rig: Floor, how: str) -> None:
         assert r.is_up("i0")
 
 
+@pytest.mark.skipif(is_compiled(), reason="it sets a constant of what is compiled")
 async def test_f61_frozen_metrics(rig: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report of a full cache that never changes: believed for a while, then flagged."""
     engine = RawEngine()

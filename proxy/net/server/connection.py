@@ -71,6 +71,10 @@ class Rules:
     log: RefusalLog
 
 
+class StalledClientError(ConnectionResetError):
+    """The client holds its connection and reads nothing; it counts as gone."""
+
+
 class ClientConnection(SerialHandler):
     """One client's connection."""
 

@@ -191,7 +191,7 @@ class Upstream:
         try:
             return read_engine_id(await get_from(pool, "/query", self._connect_timeout_s))
         finally:
-            await pool.close()
+            pool.abort()
 
     def use_bootstrap(self, url: str) -> Instance:
         """Use this bootstrap server if none was given; returns the new instance."""

@@ -168,8 +168,8 @@ class Pool:
         if connection in self._idle:
             self._idle.remove(connection)
 
-    async def close(self) -> None:
-        """Close every connection."""
+    def abort(self) -> None:
+        """Close every connection at once."""
         self._is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -177,6 +177,10 @@ class Pool:
         for connection in list(self._open):
             connection.abort()
         self._idle.clear()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        self.abort()
         await asyncio.sleep(0)  # lets TLS connections send their close_notify
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core import is_compiled
 from proxy.core.connectors.base import Edits
 from proxy.core.fleet.retries import Budget
 from proxy.core.known.fleet_state import FleetState
@@ -29,6 +30,8 @@ from proxy.protocol.errors import UpstreamFailure
 from proxy.request.attempts import Attempts, PrefillFailed, PrefillRace
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import RequestRecord
+
+pytestmark = pytest.mark.skipif(is_compiled(), reason="Scripted inherits from what is compiled")
 
 Leg = tuple[int, Any]
 """After how many ticks it ends, and how."""

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.core import is_compiled
 from proxy.core.admission.memory import Level
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.request.attempts import Attempts
@@ -246,6 +247,7 @@ async def test_one_that_waits_in_the_queue_may_have_to_give_way(tmp_path: Path) 
         assert proxy.rejected("memory") == 1
 
 
+@pytest.mark.skipif(is_compiled(), reason="it replaces a method of what is compiled")
 @pytest.mark.parametrize(("stream", "status"), [(True, 503), (False, 200)])
 async def test_one_whose_answer_comes_as_it_has_to_give_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool, status: int
