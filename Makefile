@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Demo and tests start a hundred processes: each would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
-TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/protocol proxy/request proxy/state \
-	$(addprefix scenarios/test_,$(addsuffix .py,breaker disconnect hedge migration migration_bytes offload overload reuse streams)) \
+TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/net/test_timeouts.py proxy/net/upstream proxy/protocol \
+	proxy/request proxy/state proxy/telemetry \
+	$(addprefix scenarios/test_,$(addsuffix .py,breaker cycles disconnect hedge migration migration_bytes offload overload reuse streams)) \
 	proxy/process/test_drain.py)
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -56,7 +57,7 @@ test: $(VENV)/.installed-dev
 test-figures: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m figures tests/analysis tests/scenarios
 
-## The same for the core compiled to C; see setup.py.
+## The same for what is compiled to C; see setup.py.
 test-compiled: compiled
 	$(BIN)/pytest -q -o pythonpath='.cache/compiled . plugins/vllm-thermal' -o cache_dir=.cache/compiled/.pytest_cache \
 		$(TESTS_COMPILED)
@@ -69,7 +70,7 @@ test-install: $(VENV)/.installed-dev
 dist: $(VENV)/.installed-dev
 	rm -rf dist build
 	$(BIN)/python -m build
-	@echo "compiling the decisions: about two minutes on two cores"
+	@echo "compiling the path of a request: about three minutes on two cores"
 	CACHE_PROXY_COMPILE=1 $(BIN)/python -m build --wheel
 	@ls -1 dist
 
@@ -79,7 +80,7 @@ compiled: .cache/compiled/.installed
 .cache/compiled/.installed: $(VENV)/.installed-dev setup.py \
 		$(shell find proxy replayer analysis -name "*.py")
 	rm -rf build .cache/compiled
-	@echo "compiling the decisions: about two minutes on two cores"
+	@echo "compiling the path of a request: about three minutes on two cores"
 	CACHE_PROXY_COMPILE=1 $(INSTALL) --no-deps --target .cache/compiled .
 	@touch $@
 

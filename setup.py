@@ -1,8 +1,8 @@
-"""Builds the project: its version, and where it is asked for the decisions compiled to C.
+"""Builds the project: its version, and where it is asked for the path of a request compiled to C.
 
-`CACHE_PROXY_COMPILE=1` compiles `proxy/core` and `proxy/protocol` with mypyc, and fails where there
-is no C compiler. Without it the same files are installed as Python: a request then costs half as
-much CPU time again. An editable install never compiles, since an edit of a compiled file would have
+`CACHE_PROXY_COMPILE=1` compiles the path of a request with mypyc, and fails where there is no C
+compiler. Without it the same files are installed as Python: a request then costs half as much CPU
+time again. An editable install never compiles, since an edit of a compiled file would have
 no effect.
 """
 
@@ -20,7 +20,16 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError, LinkError
 
-COMPILED = ("proxy/core", "proxy/protocol")
+COMPILED = (
+    "proxy/core",
+    "proxy/fleet/instances.py",
+    "proxy/net/timeouts.py",
+    "proxy/net/upstream",
+    "proxy/protocol",
+    "proxy/request",
+    "proxy/state",
+    "proxy/telemetry",
+)
 INTERPRETED = frozenset(
     {
         "proxy/core/connectors/base.py",
@@ -30,11 +39,20 @@ INTERPRETED = frozenset(
         "proxy/core/latency/slo.py",
         "proxy/protocol/errors.py",
         "proxy/protocol/headers.py",
+        "proxy/request/content_coding.py",
+        "proxy/request/large_bodies.py",
+        "proxy/state/detached.py",
+        "proxy/state/thermal_caps.py",
+        "proxy/telemetry/log.py",
+        "proxy/telemetry/record.py",
     }
 )
 """slo: it goes to other processes as a part of a load's rules, and compiled ones cannot be pickled.
 connectors: tests and plug-ins inherit from them.
-errors: the shell's errors inherit from them. headers: compiled, it gains nothing."""
+errors: the shell's errors inherit from them. headers: compiled, it gains nothing.
+content_coding, detached, large_bodies, thermal_caps: they wait while they handle an exception, or
+are asynchronous generators. log: its text of a byte that is no character. record: orjson reads it,
+and a process crashed where it read a compiled one."""
 COMPILER = "mypy[mypyc]>=2.4,<3"
 FLAGS = ("-fvisibility=hidden",)
 """Functions that other libraries could replace are neither inlined nor called directly, at a tenth
@@ -42,7 +60,7 @@ of a decision's time. Python finds the modules all the same."""
 ACROSS = "-flto=auto"
 """When it links, the compiler sees all C files at once and inlines mypyc's own functions. A request
 takes one instruction in seventy less."""
-CPU_S = 210
+CPU_S = 330
 """CPU time of a compilation, for the message."""
 NOTED_IN = Path("proxy/__init__.py")
 NOTED = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
@@ -73,7 +91,7 @@ def extensions() -> list[Extension]:
         return []
     from mypyc.build import mypycify
 
-    paths = [p for folder in COMPILED for p in Path(folder).rglob("*.py")]
+    paths = [p for place in COMPILED for p in modules(Path(place))]
     files = sorted(
         str(p) for p in paths if p.name != "__init__.py" and p.as_posix() not in INTERPRETED
     )
@@ -88,6 +106,11 @@ def extensions() -> list[Extension]:
         # mypycify gives all of them one list; each has its own from here on.
         extension.extra_compile_args = [*extension.extra_compile_args, *own_flags()]
     return made
+
+
+def modules(place: Path) -> list[Path]:
+    """A module, or all of a folder."""
+    return [place] if place.suffix else list(place.rglob("*.py"))
 
 
 def own_flags() -> tuple[str, ...]:

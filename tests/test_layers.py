@@ -230,26 +230,131 @@ def _loaded(code: str) -> set[str]:
     return set(run.stdout.split())
 
 
-def test_nothing_interpreted_inherits_from_what_is_compiled() -> None:
+def compiled() -> set[str]:
+    """The modules that setup.py compiles."""
     setup = ast.parse((ROOT / "setup.py").read_text("utf-8"))
     values = {
         ast.unparse(node.targets[0]): node.value
         for node in setup.body
         if isinstance(node, ast.Assign)
     }
-    folders, kept = values["COMPILED"], values["INTERPRETED"]
+    places, kept = values["COMPILED"], values["INTERPRETED"]
     assert isinstance(kept, ast.Call)
     interpreted = {name_of(ROOT / name) for name in ast.literal_eval(kept.args[0])}
     assert interpreted <= PATHS.keys()
-    parts = tuple(folder.replace("/", ".") + "." for folder in ast.literal_eval(folders))
-    compiled = {
-        n
-        for n, path in PATHS.items()
-        if n.startswith(parts) and path.name != "__init__.py" and n not in interpreted
-    }
-    for name in PATHS.keys() - compiled:
+    found = set()
+    for place in map(ROOT.joinpath, ast.literal_eval(places)):
+        inside = {n for n, path in PATHS.items() if path.is_relative_to(place)}
+        assert inside, place
+        found |= {n for n in inside if PATHS[n].name != "__init__.py"}
+    assert interpreted <= found
+    return found - interpreted
+
+
+def test_nothing_interpreted_inherits_from_what_is_compiled() -> None:
+    for name in PATHS.keys() - compiled():
         bases = dict(_bases(tree(name)))
-        assert compiled.isdisjoint(bases), f"{name}: {bases}"
+        assert compiled().isdisjoint(bases), f"{name}: {bases}"
+
+
+def test_nothing_compiled_waits_while_it_handles_an_exception() -> None:
+    """mypyc keeps no exception of a coroutine across a wait: it would raise another task's."""
+    for name in sorted(compiled()):
+        for node in _waits_in_handlers(tree(name), is_handling=False):
+            at = f"{PATHS[name].relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            raise AssertionError(f"{at} waits while an exception may be handled")
+
+
+def _waits_in_handlers(node: ast.AST, *, is_handling: bool) -> Iterator[ast.AST]:
+    """What waits within `except`, `finally` or an `async with`, which does so when it breaks."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    waits = (ast.Await, ast.AsyncFor, ast.Yield, ast.YieldFrom)
+    if isinstance(node, ast.AsyncWith) or (is_handling and isinstance(node, waits)):
+        yield node
+    for field, value in ast.iter_fields(node):
+        is_handler = isinstance(node, ast.Try) and field in ("handlers", "finalbody")
+        inside = not isinstance(node, functions) and (is_handling or is_handler)
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _waits_in_handlers(child, is_handling=inside)
+
+
+def test_no_compiled_coroutine_has_a_function_in_it() -> None:
+    """mypyc keeps it where the function finds its variables: a reference cycle.
+
+    The same holds for functions of one function that call each other.
+    """
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for name in sorted(compiled()):
+        for node in ast.walk(tree(name)):
+            if isinstance(node, functions):
+                inside = [n for n in ast.walk(node) if n is not node and isinstance(n, functions)]
+                used = {n for part in inside for n in _names(part, ast.Load)}
+                at = f"{PATHS[name].relative_to(ROOT)}:{node.lineno}"
+                assert not (inside and isinstance(node, ast.AsyncFunctionDef)), at
+                assert used.isdisjoint(n.name for n in inside), at
+
+
+def test_what_compiled_code_cleans_up_may_not_have_become_none() -> None:
+    """mypyc gives a name in `finally` the type that it has where the body ends well."""
+    for name in sorted(compiled()):
+        nones = set(_set_to_none(tree(name)))
+        for node in ast.walk(tree(name)):
+            if isinstance(node, ast.Try) and _may_fall_through(node):
+                set_within = {n for part in node.body for n in _names(part, ast.Store)}
+                used = {n for part in node.finalbody for n in _names(part, ast.Load)}
+                at = f"{PATHS[name].relative_to(ROOT)}:{node.lineno}"
+                assert not used & set_within & nones, at
+
+
+def _set_to_none(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            if any(isinstance(v, ast.Constant) and v.value is None for v in values):
+                yield from _names(node, ast.Store)
+
+
+def _may_fall_through(node: ast.Try) -> bool:
+    """Whether what comes after it may run."""
+    ends = [node.orelse or node.body, *(handler.body for handler in node.handlers)]
+    return not all(isinstance(end[-1], ast.Return | ast.Raise) for end in ends)
+
+
+def _names(node: ast.AST, use: type[ast.expr_context]) -> set[str]:
+    """The names and attributes that it uses so."""
+    named = (n for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute))
+    return {ast.unparse(n) for n in named if isinstance(n.ctx, use)}
+
+
+PURE = frozenset({"find", "index", "len", "max", "min", "rfind", "_before_answer"})
+"""What may be called twice for a slice."""
+
+
+def test_nothing_compiled_calls_in_a_slice_what_must_run_once() -> None:
+    """mypyc evaluates the ends of some slices twice: those of a memoryview, for one."""
+    for name in sorted(compiled()):
+        for node in ast.walk(tree(name)):
+            if isinstance(node, ast.Slice):
+                calls = [call.func for call in ast.walk(node) if isinstance(call, ast.Call)]
+                called = {f.attr if isinstance(f, ast.Attribute) else ast.unparse(f) for f in calls}
+                assert called <= PURE, f"{PATHS[name].relative_to(ROOT)}:{node.lineno}"
+                assert not any(isinstance(n, ast.Await | ast.NamedExpr) for n in ast.walk(node))
+
+
+@pytest.mark.parametrize(
+    ("code", "waits"),
+    [
+        ("try:\n  await a()\nexcept E:\n  b()\nawait c()", 0),
+        ("try:\n  a()\nexcept E:\n  await b()", 1),
+        ("try:\n  a()\nfinally:\n  if x:\n    await b()", 1),
+        ("try:\n  a()\nexcept E:\n  async def f():\n    await b()", 0),
+        ("async with a() as b:\n  c()", 1),
+        ("try:\n  a()\nexcept E:\n  with b:\n    yield c", 1),
+    ],
+)
+def test_a_wait_in_a_handler_is_found(code: str, waits: int) -> None:
+    assert len(list(_waits_in_handlers(ast.parse(code), is_handling=False))) == waits
 
 
 def _bases(tree: ast.Module) -> Iterator[tuple[str, str]]:
