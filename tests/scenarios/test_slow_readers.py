@@ -66,7 +66,7 @@ async def test_what_waits_for_a_stalled_reader(tmp_path: Path, piece: bytes) -> 
                 return sum(c._is_paused for c in pool._open) == READERS
 
             await until(all_held, "every instance's connection is paused")
-            replies = [c._reply for c in pool._open if c._reply is not None]
+            replies = [c._reply for c in pool._open if c._is_paused and c._reply is not None]
             relays: list[Any] = [getattr(reply.sink, "__self__", None) for reply in replies]
             assert len(relays) == READERS
             for relay in relays:
