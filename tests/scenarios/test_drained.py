@@ -110,7 +110,7 @@ async def test_the_last_end_of_fifty_streams_is_told(
 async def test_streams_that_go_on_elsewhere_are_not_waited_for(tmp_path: Path) -> None:
     async with proxied(tmp_path, 2, sim={"speed": 2.0}, migration_limit=1) as (proxy, _):
         name = proxy.router.known.fleet.members()[0].instance.name
-        bodies = [chat(f"s{i}", max_tokens=60) for i in range(STREAMS)]
+        bodies = [chat(f"s{i}", max_tokens=240) for i in range(STREAMS)]
         running = [asyncio.create_task(proxy.post(body)) for body in bodies]
         load, flying = proxy.router.known.ledger.load, proxy.server.state.in_flight
         moving = lambda: [s for s in flying.movable if s.instance == name]  # noqa: E731
