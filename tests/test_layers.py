@@ -259,10 +259,12 @@ def test_nothing_interpreted_inherits_from_what_is_compiled() -> None:
 
 def test_nothing_compiled_waits_while_it_handles_an_exception() -> None:
     """mypyc keeps no exception of a coroutine across a wait: it would raise another task's."""
-    for name in sorted(compiled()):
-        for node in _waits_in_handlers(tree(name), is_handling=False):
-            at = f"{PATHS[name].relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-            raise AssertionError(f"{at} waits while an exception may be handled")
+    waits = [
+        f"{PATHS[name].relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+        for name in sorted(compiled())
+        for node in _waits_in_handlers(tree(name), is_handling=False)
+    ]
+    assert not waits
 
 
 def _waits_in_handlers(node: ast.AST, *, is_handling: bool) -> Iterator[ast.AST]:

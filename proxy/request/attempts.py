@@ -121,6 +121,7 @@ def _left_by_cut(replies: list[UpstreamResponse]) -> LeftKv:
 def _sent(
     replies: list[UpstreamResponse], note: Callable[[], object], reply: UpstreamResponse
 ) -> None:
+    """Keep the answer to a leg that was sent, and note that it was."""
     replies.append(reply)
     note()
 
@@ -173,25 +174,23 @@ class Attempts:
         """An instance's answer whose first event is good; raises the last UpstreamFailure."""
         leg = self._flow.begin(self._owners.clock.now_s())
         self._may_move = isinstance(out.found.plan, Plan)
-        failures: list[UpstreamFailure] = []  # the last one; a name would be a reference cycle
         try:
             while True:
                 try:
                     found = await self._leg(out, leg)
                 except UpstreamFailure as failure:
-                    failures.append(failure)
+                    failed = failure.again()
                 else:
                     if isinstance(found, UpstreamResponse):
                         return found
                     leg = found
                     continue
-                again = await self._after(failures[-1])
+                again = await self._after(failed)
                 if not isinstance(again, SendDecode):
                     break
-                failures.clear()
                 leg = again
             if self._held is None:
-                raise failures.pop()
+                raise failed.again()
             held, self._held = self._held, None
             self._answered(held, self.hollow_of(held))
             return held
@@ -278,19 +277,13 @@ class Attempts:
     ) -> DetachedLeg[UpstreamResponse]:
         """D's leg that fetches P's KV; it may outlive the request."""
         replies: list[UpstreamResponse] = []
-        d, on_sent = self._owners.instances.upstream(name), self._on_sent(replies, is_prefill=False)
+        d = self._owners.instances.upstream(name)
+        on_sent = partial(_sent, replies, self._flow.decode_sent)
         return DetachedLeg(
             partial(decode_leg, out, d, edits, p, limit, on_sent),
             partial(self._decode_left, replies),
             self._unwanted_decode,
         )
-
-    def _on_sent(
-        self, replies: list[UpstreamResponse], *, is_prefill: bool
-    ) -> Callable[[UpstreamResponse], None]:
-        """What notes that a leg was sent; `replies` gets its answer."""
-        flow = self._flow
-        return partial(_sent, replies, flow.prefill_sent if is_prefill else flow.decode_sent)
 
     def _decode_left(self, replies: Sequence[UpstreamResponse]) -> bool:
         """Whether D's leg goes on without its client."""
@@ -322,7 +315,7 @@ class Attempts:
         owners = self._owners
         p, leg_id = leg.instance.name, f"{engine_id(self._record.request_id)}-p"
         given = owners.options.connector, leg_id, leg.limit.seconds
-        on_sent = self._on_sent(replies, is_prefill=True)
+        on_sent = partial(_sent, replies, self._flow.prefill_sent)
         return DetachedLeg(
             partial(prefill_leg, out, owners.instances.upstream(p), *given, on_sent),
             partial(self._prefill_left, replies),

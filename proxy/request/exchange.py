@@ -142,7 +142,7 @@ def _rest_s(clock: Clock, ends_s: float) -> float:
 class Exchange:
     """One client's request and everything that becomes of it."""
 
-    __deletable__ = ("out",)
+    __deletable__ = ("out",)  # mypyc's word for what `del` may take away
     __slots__ = (
         "_ends_s",
         "_flow",

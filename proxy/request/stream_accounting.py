@@ -145,15 +145,15 @@ class Streaming:
     async def _ended(self, relay: Relay, heartbeat_s: float) -> bool:
         """Pass on an instance's answer; False where the stream goes on behind it."""
         idle_s = self._flow.silence_limit_s(self._clock.now_s())
-        cuts: list[StreamCutError] = []  # at most one; a name would be a reference cycle
         try:
             await relay.run(idle_s, heartbeat_s)
         except StreamCutError as error:
-            cuts.append(error)
-        if cuts:
-            return not await self._goes_on(relay, cuts.pop(), Reading(relay, idle_s, heartbeat_s))
-        self._note_engine_error()
-        return True
+            # Without its frames, which hold this: only the collector would end them.
+            cut = error.with_traceback(None)
+        else:
+            self._note_engine_error()
+            return True
+        return not await self._goes_on(relay, cut, Reading(relay, idle_s, heartbeat_s))
 
     async def _goes_on(self, relay: Relay, error: StreamCutError, reading: Reading) -> bool:
         """Whether there is more of the stream: of another instance, or of this one after all."""
