@@ -479,8 +479,9 @@ async def test_f159_no_regular_file(
 
             await until(is_open, "ready")
             before, path = proxy.rss_bytes, tmp_path / ("keys" if which == "keys" else "proxy.toml")
-            path.unlink()
-            how(path)
+            # In one step: where it is away for a moment, the watch says that too.
+            how(aside := tmp_path / "aside")
+            aside.replace(path)
             proxy.kill(signal.SIGHUP)
             await until(lambda: "not reloaded" in proxy.log, "it says why")
             proxy.kill(signal.SIGUSR2)
@@ -488,10 +489,11 @@ async def test_f159_no_regular_file(
             assert await status_of(KEY) == 200
             assert proxy.rss_bytes - before < 32 << 20
             assert proxy.log.count("not reloaded") <= 2, "the watch and SIGHUP, once each"
-            path.unlink()
             other = "k" * 20
-            path.write_text(texts[path])
-            keys.write_text(f"acme:{KEY}\nzeta:{other}\n")
+            texts[keys] += f"zeta:{other}\n"
+            for path, content in texts.items():
+                aside.write_text(content)
+                aside.replace(path)
             proxy.kill(signal.SIGHUP)
             await until(functools.partial(is_open, other), "the right file is read")
             assert proxy.is_alive

@@ -315,8 +315,13 @@ class Gate:
 
     def _is_off(self, key: str) -> bool:
         """Whether no limit is in force for a model, with whatever base an instance names."""
-        bases = self._bases.get(key, ()) if len(self._own) > 1 else ()
-        return all(self._with_base(key, base) is OFF for base in ("", *bases))
+        if self._with_base(key, "") is not OFF:
+            return False
+        if len(self._own) > 1:
+            for base in self._bases.get(key, ()):
+                if self._with_base(key, base) is not OFF:
+                    return False
+        return True
 
     def busy(  # noqa: PLR0913 - who asks, for what, and what is known of the instance
         self,

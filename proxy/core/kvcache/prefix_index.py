@@ -148,7 +148,8 @@ class PrefixIndex:
                 end, still = middle, kept
 
     def _settle(self, hit: dict[str, int], lost: int, count: int) -> None:
-        hit.update(dict.fromkeys(self._groups.get(lost) or self._group(lost), count))
+        for name in self._groups.get(lost) or self._group(lost):
+            hit[name] = count
 
     def _group(self, mask: int) -> tuple[str, ...]:
         """Names of the instances in a mask; remembered, since few masks occur."""

@@ -19,11 +19,9 @@ MOST_KEPT = COLOCATIONS_KEPT + OFFLOADS_KEPT
 
 
 @dataclass(slots=True, init=False)
-class PricedOption:
-    """One option of a decision, with its predicted TTFT and cost in seconds."""
+class Terms:
+    """The weighted terms of an option's cost, in seconds."""
 
-    cost_s: float
-    """Sum of `ttft_s` and the six weighted terms; nan for a policy without prices."""
     ttft_s: float
     harm_s: float
     """Delay of the streams beside the computation."""
@@ -38,50 +36,45 @@ class PricedOption:
     heat_s: float
     """Heat of the computation, if its instance is hot."""
     wait_s: float
-    """Queue where the prompt is computed."""
-    decode: Candidate
-    """D."""
-    prefill: PricedOption | None
-    """The option of computing and decoding on P; None: D computes."""
+    """Queue where the prompt is computed: a part of `ttft_s`."""
 
     def __init__(
         self,
-        *,
-        decode: Candidate,
-        prefill: PricedOption | None,
-        cost_s: float,
         ttft_s: float,
         harm_s: float,
         behind_s: float,
         decode_s: float,
         next_s: float,
         memory_s: float,
+        heat_s: float,
         wait_s: float,
-        heat_s: float = 0.0,
     ) -> None:
-        self.decode, self.prefill = decode, prefill
-        self.cost_s, self.ttft_s = cost_s, ttft_s
-        self.harm_s, self.behind_s = harm_s, behind_s
-        self.decode_s, self.next_s = decode_s, next_s
-        self.memory_s, self.heat_s, self.wait_s = memory_s, heat_s, wait_s
+        self.ttft_s, self.harm_s, self.behind_s, self.decode_s = ttft_s, harm_s, behind_s, decode_s
+        self.next_s, self.memory_s, self.heat_s, self.wait_s = next_s, memory_s, heat_s, wait_s
+
+
+@dataclass(slots=True, init=False)
+class PricedOption:
+    """One option of a decision, with its predicted TTFT and cost in seconds."""
+
+    decode: Candidate
+    """D."""
+    prefill: PricedOption | None
+    """The option of computing and decoding on P; None: D computes."""
+    cost_s: float
+    """Sum of the terms; nan for a policy without prices."""
+    terms: Terms
+
+    def __init__(
+        self, decode: Candidate, prefill: PricedOption | None, cost_s: float, terms: Terms
+    ) -> None:
+        self.decode, self.prefill, self.cost_s, self.terms = decode, prefill, cost_s, terms
 
 
 def unpriced(d: Candidate, ttft_s: float) -> PricedOption:
     """An option of a policy that does not price options."""
     nan = math.nan
-    return PricedOption(
-        decode=d,
-        prefill=None,
-        cost_s=nan,
-        ttft_s=ttft_s,
-        harm_s=nan,
-        behind_s=nan,
-        decode_s=nan,
-        next_s=nan,
-        memory_s=nan,
-        heat_s=nan,
-        wait_s=nan,
-    )
+    return PricedOption(d, None, nan, Terms(ttft_s, nan, nan, nan, nan, nan, nan, nan))
 
 
 class Alternatives:
@@ -146,18 +139,18 @@ class PastChecks:
 
 
 def _row(option: PricedOption) -> dict[str, object]:
-    d, p = option.decode, option.prefill
+    d, p, terms = option.decode, option.prefill, option.terms
     row: dict[str, object] = {
         "instance": d.instance.name,
         "prefill": p.decode.instance.name if p else None,
-        "ttft_s": _seconds(option.ttft_s),
+        "ttft_s": _seconds(terms.ttft_s),
         "cost_s": _seconds(option.cost_s),
-        "harm_s": _seconds(option.harm_s),
-        "behind_s": _seconds(option.behind_s),
-        "decode_s": _seconds(option.decode_s),
-        "next_s": _seconds(option.next_s),
-        "memory_s": _seconds(option.memory_s),
-        "heat_s": _seconds(option.heat_s),
+        "harm_s": _seconds(terms.harm_s),
+        "behind_s": _seconds(terms.behind_s),
+        "decode_s": _seconds(terms.decode_s),
+        "next_s": _seconds(terms.next_s),
+        "memory_s": _seconds(terms.memory_s),
+        "heat_s": _seconds(terms.heat_s),
         "hit_tokens": d.hit_tokens,
         "new_tokens": d.new_tokens,
     }

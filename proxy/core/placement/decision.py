@@ -345,9 +345,17 @@ def place_of(view: PlacementView, d: Candidate) -> Place:
         return Place.HOME_LEFT if home in free.names else Place.HOME_AWAY
     if len(free.names) == 1:
         return Place.ONLY
-    # What all of them have, as a system prompt, decides nothing.
-    hit, hits = d.hit_tokens, free.hit_tokens
-    return Place.PREFIX if hits and min(hits) < hit >= max(hits) else Place.LOAD
+    return Place.PREFIX if _has_most(d.hit_tokens, free.hit_tokens) else Place.LOAD
+
+
+def _has_most(hit: int, hits: list[int]) -> bool:
+    """Whether a hit is the most, and not all have it: what all have decides nothing."""
+    has_more = False
+    for other in hits:
+        if other > hit:
+            return False
+        has_more = has_more or other < hit
+    return has_more
 
 
 def peers(view: PlacementView, d: Candidate | None = None) -> list[Candidate]:

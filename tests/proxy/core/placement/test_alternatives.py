@@ -14,6 +14,7 @@ from proxy.core.placement.alternatives import (
     OFFLOADS_KEPT,
     Alternatives,
     PricedOption,
+    Terms,
 )
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
@@ -90,18 +91,8 @@ PLACES = [Instance(f"i{i}", f"http://i{i}", None) for i in range(3)]
 
 def priced(d: int, p: int | None) -> PricedOption:
     at_p = None if p is None else priced(p, None)
-    return PricedOption(
-        decode=Candidate(PLACES[d], Load(), 0, 9),
-        prefill=at_p,
-        cost_s=1.0,
-        ttft_s=0.1,
-        harm_s=0,
-        behind_s=0,
-        decode_s=0,
-        next_s=0,
-        memory_s=0,
-        wait_s=0,
-    )
+    terms = Terms(0.1, 0, 0, 0, 0, 0, 0, 0)
+    return PricedOption(Candidate(PLACES[d], Load(), 0, 9), at_p, 1.0, terms)
 
 
 @pytest.mark.parametrize("taken", [(0, None), (2, None), (1, 0), (2, 0), (0, 2)])

@@ -16,7 +16,7 @@ from proxy.core.kvcache.conversations import Found
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.sessions import Sessions
 from proxy.core.latency.model import RECENT_S, STEP_PRIOR_S, Latency
-from proxy.core.placement.alternatives import PricedOption
+from proxy.core.placement.alternatives import Terms
 from proxy.core.placement.cost import MAX_WAIT_S, MISSED, WEIGHTS, Weights, by_cost
 from proxy.core.placement.decision import (
     Candidates,
@@ -204,10 +204,10 @@ def served(latency: Latency, name: str, count: int, seconds: float) -> None:
         latency.end_prefill(latency.of(name), i, -1.0)
 
 
-def terms(asked: PlacementView) -> dict[str, PricedOption]:
-    """The colocations that were priced, by instance."""
+def terms(asked: PlacementView) -> dict[str, Terms]:
+    """The terms of the colocations that were priced, by instance."""
     options = by_cost(asked).options
-    return {one.decode.instance.name: one for one in options if one.prefill is None}
+    return {one.decode.instance.name: one.terms for one in options if one.prefill is None}
 
 
 def test_a_long_prompt_goes_where_few_arrive() -> None:
@@ -260,9 +260,10 @@ def test_a_cost_is_the_sum_of_its_terms(drawn: list[tuple[int, int, float]]) -> 
     free = [candidate(f"i{i}", hit, decode=decode) for i, (hit, decode, _) in enumerate(drawn)]
     asked = scene(free, busy_s={f"i{i}": seconds for i, (_, _, seconds) in enumerate(drawn)})
     for one in by_cost(asked).options:
-        parts = one.harm_s, one.behind_s, one.decode_s, one.next_s, one.memory_s
+        paid = one.terms
+        parts = paid.harm_s, paid.behind_s, paid.decode_s, paid.next_s, paid.memory_s
         assert min(parts) >= 0
-        assert one.cost_s == pytest.approx(one.ttft_s + sum(parts))
+        assert one.cost_s == pytest.approx(paid.ttft_s + sum(parts))
 
 
 def test_the_next_turns_matter_more_than_a_moment_s_quiet() -> None:
@@ -314,8 +315,8 @@ def test_kv_that_does_not_fit_costs_the_same_on_a_slow_instance_as_on_a_quick_on
     )
     asked = replace(asked, session_kv=kv)
     asked.latency.of("a").prefill.p *= 2.0
-    places = [one for one in by_cost(asked).options if one.prefill is None]
-    slow, quick = sorted(places, key=lambda one: one.decode.instance.name)
+    found = terms(asked)
+    slow, quick = found["a"], found["b"]
     assert slow.ttft_s > 1.5 * quick.ttft_s
     fleet_s = asked.latency.fleet_prefill_s(PROMPT)
     assert slow.next_s == quick.next_s == pytest.approx(WEIGHTS.turns * fleet_s)
