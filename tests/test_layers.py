@@ -379,6 +379,7 @@ TESTED_ELSEWHERE = {
     "proxy.core.thermal.policy": "test_laws.py and test_controller.py: the founding one, mistakes",
     "proxy.core.thermal.readings": "vocabulary only: readings and limits",
     "proxy.core.kvcache.links": "test_published_index.py: prompts of text, what is left of them",
+    "proxy.core.known.tables": "test_fleet_state.py, thermal/test_fleet_limits.py, state/",
     "proxy.core.accounts.lease": "test_ledger.py: the conservation law",
     "proxy.config.in_force": "process/test_reload.py: what a reload changes",
     "proxy.process.body_worker": "request/test_large_bodies.py: the process itself",

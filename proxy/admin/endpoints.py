@@ -21,7 +21,7 @@ from proxy.core.fleet.health import Health, State
 from proxy.core.fleet.members import Member
 from proxy.core.kvcache.published import PublishedBlocks
 from proxy.core.latency.model import CALIBRATION_QUANTILES, Times
-from proxy.core.routing.router import NO_INSTANCE_RETRY_S
+from proxy.core.routing.eligible import NO_INSTANCE_RETRY_S
 from proxy.core.thermal.fleet_control import HeatStatus
 from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.instances import Instances

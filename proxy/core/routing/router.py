@@ -11,13 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from proxy.core.accounts.lease import Phase
-from proxy.core.admission.gate import Busy
-from proxy.core.admission.retry_after import RETRY_AFTER_MAX_S, retry_after_s
-from proxy.core.fleet.members import Member
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.kvcache.conversations import NOBODY, Found
-from proxy.core.kvcache.reuse import is_far_above
-from proxy.core.kvcache.sessions import Past, Stay
+from proxy.core.kvcache.sessions import Stay
 from proxy.core.kvcache.trust import Counts
 from proxy.core.placement.alternatives import Shadowed
 from proxy.core.placement.decision import (
@@ -32,6 +28,7 @@ from proxy.core.placement.decision import (
 from proxy.core.placement.policies import POLICIES
 from proxy.core.placement.wrappers import Shadow, failing_open
 from proxy.core.routing import time_limits
+from proxy.core.routing.eligible import Eligible
 from proxy.core.routing.hedging import Hedges, Parts
 from proxy.core.routing.lifecycle import BlockUses, LatencyTracker
 from proxy.core.routing.route import Route
@@ -41,20 +38,14 @@ from proxy.core.types import (
     Fallback,
     Instance,
     Load,
-    PastCheck,
     Place,
     Reason,
     Reject,
-    RejectReason,
     RequestFacts,
     RouteClass,
     RouterConfig,
 )
 
-NO_INSTANCE_RETRY_S = 5.0
-"""Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
-ASLEEP_RETRY_S = 2.0
-"""Least advised wait when all instances sleep or are paused: a pause for new weights is short."""
 RELEASERS = 2
 """Instances that are asked to free KV, the second where the first cannot be reached."""
 
@@ -71,19 +62,16 @@ class Router:
         self._decide = decide or failing_open(POLICIES[config.offload_policy])
         self._shadow = _shadow_of(config)
         self._config, self._transfers = config, known.transfers
-        self._heat, self._fleet, self._gate = known.heat, known.fleet, known.gate
+        self._fleet, self._gate = known.fleet, known.gate
         self._ledger, self._latency = known.ledger, known.latency
         self._sessions, self._conversations = known.sessions, known.conversations
-        self._prefixes, self._reuse = known.prefixes, known.reuse
+        self._prefixes = known.prefixes
         self._published, self._trust = known.published, known.trust
         self._tracker = LatencyTracker(known.latency, known.slo_pressure)
         self._block_uses = BlockUses(known.reuse, known.fleet.states)
         parts = Parts(known.ledger, self._tracker, self._block_uses, known.fleet, known.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
-        self._members: list[Member] = []
-        self._instances: list[Instance] = []
-        self._names: list[str] = []
-        self._instance_changes = 0
+        self._eligible = Eligible(known)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Decide by other limits, targets and policies from now on.
@@ -103,27 +91,21 @@ class Router:
         self._prefixes.now_s = now_s
         choice: Choice | None = None
         shadowed: Shadowed | None = None
-        busy: list[tuple[Member, Busy]] = []
         found = self._conversations.find(facts, now_s)
-        if facts.holder is not None:
-            free = self._at_holder(facts, facts.holder, now_s, exclude=())
-            if isinstance(free, Reject):
-                return free
-        else:
-            members, busy = self._past_gate(facts, now_s, exclude=())
-            if not members and not (self._may_split(facts) and _can_share(busy)):
-                return self._rejection(facts, busy, now_s)
-            free = self._candidates(facts, self._warm(found, members, now_s), now_s, found.past)
+        who = self._eligible.first(facts, found, now_s)
+        if isinstance(who, Reject):
+            return who
+        free, busy = who
         view = self._view(facts, free, found, now_s)
-        if busy and self._may_split(facts):
-            self._add_one_role(view, busy, found.past)
+        if busy:
+            self._eligible.add_one_role(view, busy, found.past)
         if len(free):
             choice = self._decide(view)
             shadowed = self._shadow.look(view, choice) if self._shadow else None
         elif self._config.offload_policy != "never":
             choice = split(view)
         if choice is None:
-            return self._rejection(facts, busy, now_s)
+            return self._eligible.rejection(facts, busy, now_s)
         route = self._reserve(facts, choice, shadowed, found, now_s)
         route.home, route.place = view.home, place_of(view, choice.decode)
         return route
@@ -150,8 +132,8 @@ class Router:
         exclude = route.tried | self._fleet.open()
         if avoids_doubted:
             exclude |= self._fleet.failing(facts.asker)
-        free = self._free(facts, now_s, exclude | self._fleet.recently_failed(facts.asker))
-        return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
+        free = self._eligible.free(facts, now_s, exclude | self._fleet.recently_failed(facts.asker))
+        return self._eligible.free(facts, now_s, exclude) if isinstance(free, Reject) else free
 
     def retry(
         self,
@@ -204,9 +186,9 @@ class Router:
         """
         exclude = {*lost} | self._fleet.open()
         failed = self._fleet.recently_failed(facts.asker)
-        free = self._free(facts, now_s, exclude | failed, is_placed=is_placed)
+        free = self._eligible.free(facts, now_s, exclude | failed, is_placed=is_placed)
         if isinstance(free, Reject):
-            return self._free(facts, now_s, exclude, is_placed=is_placed)
+            return self._eligible.free(facts, now_s, exclude, is_placed=is_placed)
         return free
 
     def would_go(self, facts: RequestFacts, left: str, now_s: float) -> Instance | Reject:
@@ -264,7 +246,7 @@ class Router:
         if facts.holder is not None:
             return False
         exclude = {*route.tried, route.decode.name} | self._fleet.open()
-        return bool(self._past_gate(facts, now_s, exclude)[0])
+        return self._eligible.is_anyone_free(facts, now_s, exclude)
 
     def prefill_done(
         self, route: Route, facts: RequestFacts, now_s: float, cached_ratio: float | None = None
@@ -408,159 +390,6 @@ class Router:
         load = self._ledger.load(name)
         return time_limits.idle_limit_s(self._latency, route, load, now_s, cap_s)
 
-    def _free(
-        self,
-        facts: RequestFacts,
-        now_s: float,
-        exclude: Collection[str],
-        *,
-        is_placed: bool = True,
-    ) -> Candidates | Reject:
-        """The instances that may compute and decode the request, or why there is none.
-
-        Not `is_placed`: it is only asked, so instances that start slowly use up no turn.
-        """
-        if facts.holder is not None:
-            return self._at_holder(facts, facts.holder, now_s, exclude)
-        free, busy = self._past_gate(facts, now_s, exclude)
-        if not free:
-            return self._rejection(facts, busy, now_s)
-        found = self._conversations.find(facts, now_s)
-        if is_placed:
-            free = self._warm(found, free, now_s)
-        return self._candidates(facts, free, now_s, found.past)
-
-    def _past_gate(
-        self, facts: RequestFacts, now_s: float, exclude: Collection[str]
-    ) -> tuple[list[Member], list[tuple[Member, Busy]]]:
-        """The members that may be chosen for a request: those past all checks, and the rest."""
-        model, fleet = facts.model, self._fleet
-        members = fleet.serving(model, exclude)
-        if model in fleet.uneven:
-            members = fleet.holding(members, model, facts.prompt_tokens, facts.beyond_tokens)
-        busy: list[tuple[Member, Busy]] = []
-        refused = facts.refused_until_s
-        if refused is None and self._gate.is_open(model, now_s):
-            return members, busy
-        free: list[Member] = []
-        asker = facts.asker
-        # No instance at all is worse than a hot one: health comes before heat.
-        is_last = all(self._heat.takes_none(member.instance.name) for member in members)
-        for member in members:
-            name = member.instance.name
-            state = self.known.busy(name, model, now_s, is_last=is_last, client=asker)
-            if refused is not None and (left_s := refused.get(name, now_s) - now_s) > 0:
-                state = Busy((RejectReason.UPSTREAM_BUSY,), left_s)
-            if state is None:
-                free.append(member)
-            else:
-                busy.append((member, state))
-        return free, busy
-
-    def _rejection(
-        self, facts: RequestFacts, busy: list[tuple[Member, Busy]], now_s: float
-    ) -> Reject:
-        model, asker = facts.model, facts.asker
-        if not busy:
-            rested_s = self._fleet.rested_s(model, now_s)
-            if rested_s is not None:
-                # What has lasted for so long is likely to last as long again.
-                wait_s = max(ASLEEP_RETRY_S, rested_s)
-                return Reject(RejectReason.ASLEEP, retry_after_s([wait_s]))
-            return Reject(RejectReason.NO_INSTANCE, retry_after_s([NO_INSTANCE_RETRY_S]))
-        soonest = min([state for _, state in busy], key=lambda b: b.free_in_s)
-        intake_tps, wait_s = self._gate.intake_tps, soonest.free_in_s
-        tps = sum([intake_tps(m.instance.name, state.check, now_s) for m, state in busy])
-        past = tuple([_past(member, state) for member, state in busy])
-        is_own = any(self._gate.is_own(m.instance.name, asker, now_s) for m, _ in busy)
-        wait = retry_after_s([wait_s])
-        return Reject(soonest.check, wait, wait_s, tps, past, model, is_own)
-
-    def _may_split(self, facts: RequestFacts) -> bool:
-        """Whether an instance that may take one role only could be of use to the request."""
-        is_heavy = facts.prompt_tokens >= self._config.heavy_threshold
-        return is_heavy and facts.offloadable and self._transfers.can_offload
-
-    def _add_one_role(
-        self, view: PlacementView, busy: list[tuple[Member, Busy]], past: Past | None
-    ) -> None:
-        """Add to a view the instances that a busy threshold leaves one role of an offload."""
-        for_p = [member for member, state in busy if state.may_prefill]
-        for_d = [member for member, state in busy if state.may_decode]
-        if for_p:
-            view.prefill_only = self._candidates(view.facts, for_p, view.now_s, past)
-        if for_d:
-            view.decode_only = self._candidates(view.facts, for_d, view.now_s, past)
-        view.busy_peers = [member.instance for member, state in busy if not state.may_prefill]
-
-    def _at_holder(
-        self, facts: RequestFacts, name: str, now_s: float, exclude: Collection[str]
-    ) -> Candidates | Reject:
-        """The one instance that holds what the request is about, while it drains too."""
-        member = self._fleet.get(name)
-        is_usable = self._fleet.is_up(name) or self._fleet.is_used(name)
-        if member is None or not is_usable or name in exclude:
-            return Reject(RejectReason.HOLDER_DOWN, retry_after_s([NO_INSTANCE_RETRY_S]))
-        busy = self.known.busy(name, facts.model, now_s, is_last=True, client=facts.asker)
-        if busy is not None:
-            wait_s = min(busy.free_in_s, float(RETRY_AFTER_MAX_S))
-            past = (_past(member, busy),)
-            return Reject(busy.check, retry_after_s([wait_s]), wait_s, 0.0, past, facts.model)
-        return self._candidates(facts, [member], now_s)
-
-    def _warm(self, found: Found, free: list[Member], now_s: float) -> list[Member]:
-        if not self._fleet.is_weighed:
-            return free
-        return self._fleet.warm(free, found.home, now_s)
-
-    def _candidates(
-        self, facts: RequestFacts, members: list[Member], now_s: float, past: Past | None = None
-    ) -> Candidates:
-        known = self.known
-        if members != self._members or known.instance_changes != self._instance_changes:
-            # Nearly always the members of the last decision.
-            instances = [member.instance for member in members]
-            self._members, self._instances = members, instances
-            self._instance_changes = known.instance_changes
-            self._names = [instance.name for instance in instances]
-        heat, names, states = self._heat, self._names, [member.state for member in members]
-        caches = [state.cache for state in states]
-        loads = [state.account.seen or state.account.load() for state in states]
-        hits = _hit_tokens(facts, self._reuse.hits(facts), names)
-        is_exact = [False] * len(names)
-        if exact := self._published.hits(facts):
-            for at, name in enumerate(names):
-                if (held := exact.get(name)) is not None:
-                    is_exact[at] = True
-                    is_above = is_far_above(facts, held, hits[at])
-                    goes_on = is_above and self._published.goes_on(facts, name)
-                    hits[at] = self._reuse.expected(
-                        caches[at], facts, held, hits[at], goes_on=goes_on
-                    )
-        believed, is_doubted = self._trust.believed(facts, past, caches, hits, is_exact)
-        return Candidates(
-            prompt_tokens=facts.prompt_tokens,
-            instances=self._instances,
-            names=names,
-            loads=loads,
-            hit_tokens=believed,
-            key_tokens=hits,
-            is_home_doubted=is_doubted,
-            kv_full=self._prefixes.full_ratios(caches),
-            kv_wait_s=self._gate.kv_waits_s(states, loads, believed, facts.prompt_tokens, now_s),
-            kv_tokens=[state.assumed_kv_tokens for state in states],
-            unreleased=self.known.unreleased_kv.on_each(states, now_s),
-            sessions=[cache.sessions for cache in caches],
-            last_placed=[member.last_placed for member in members],
-            has_failed=[member.health.has_failed_for(facts.asker) for member in members],
-            doubts=self._fleet.doubts(members, facts.asker, now_s),
-            helps=None if heat.is_cool else [heat.of(name).helps for name in names],
-            prefill_factors=(
-                None if heat.is_cool else [heat.of(name).prefill_factor for name in names]
-            ),
-            times=[state.times or self._latency.of(state.name) for state in states],
-        )
-
     def _view(
         self, facts: RequestFacts, free: Candidates, found: Found, now_s: float
     ) -> PlacementView:
@@ -637,27 +466,6 @@ class Router:
             kv_wait_s = self._gate.kv_wait_s(name, load, route.prompt_tokens, hit, now_s)
             self._tracker.reserve(route, route.decode, hit, load, now_s, kv_wait_s)
         route.lease.replace(self._ledger.computing(name, route.new_tokens, hit))
-
-
-def _past(member: Member, state: Busy) -> PastCheck:
-    return PastCheck(member.instance.name, state.checks, state.free_in_s)
-
-
-def _can_share(busy: list[tuple[Member, Busy]]) -> bool:
-    """Whether one of these instances may compute a prompt and another one decode it."""
-    states = [state for _, state in busy]
-    return any(s.may_prefill for s in states) and any(s.may_decode for s in states)
-
-
-def _hit_tokens(facts: RequestFacts, blocks: dict[str, int], names: list[str]) -> list[int]:
-    """Hit tokens per instance, of hit blocks; many hits are equal: none, or a system prompt."""
-    hits, last, tokens = [], 0, 0
-    for name in names:
-        count = blocks.get(name, 0)
-        if count != last:
-            last, tokens = count, facts.hit_tokens(count)
-        hits.append(tokens)
-    return hits
 
 
 def _turn(facts: RequestFacts, stay: Stay | None) -> int | None:
