@@ -16,7 +16,7 @@ COMMANDS = {
     "report": ("analysis.report.cli", "print a run and write its report.html again"),
     "compare": ("analysis.report.compare", "compare two runs of one trace, pair by pair"),
     "league": (
-        "analysis.league.cli",
+        "analysis.league.league",
         "compare published routing rules on one trace, in virtual time",
     ),
     "elastic": (
@@ -27,7 +27,7 @@ COMMANDS = {
         "analysis.thermal.cli",
         "compare thermal control with none, in virtual time on simulated plants",
     ),
-    "regret": ("analysis.regret.cli", "compare policies with an oracle that tries every action"),
+    "regret": ("analysis.regret.regret", "compare policies with an oracle that tries every action"),
     "check": (
         "analysis.check.cli",
         "compare a run through real sockets with its prediction in virtual time",

@@ -39,7 +39,7 @@ EXCEPTIONS = {
 """The replayer's command calls the report, lazily, to write it. All commands have one version."""
 MOST_ENTRIES = 12
 """Modules and packages in one folder."""
-MOST_CHAINED = 13
+MOST_CHAINED = 12
 """Modules on the longest chain of imports: a command of `analysis` down to `core.types`."""
 IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threading", "time"}
 PURE_THIRD_PARTY = {"xxhash", "orjson", "multidict"}

@@ -22,7 +22,7 @@ from typing import Any
 from analysis.bench.options import flag, named
 from analysis.bench.runner import rows_of, workers
 from analysis.bench.stats import percentiles
-from analysis.elastic.readings import READINGS, RULES
+from analysis.elastic.readings import BASELINE, READINGS, RULES
 from analysis.league.profiles import PROFILES
 from analysis.league.simulate import run_rival
 from proxy.core.latency.slo import Slo
@@ -41,8 +41,6 @@ from replayer.virtual.load import Source, load_source
 from replayer.virtual.requests import VirtualRow, keeps_slo
 
 PERCENTS = (50, 90)
-BASELINE = "never"
-"""Sessions stay at home and everything is computed there."""
 COMPARED = (BASELINE, "always", "seed-heuristic", "seed-cost", "cost")
 UNITS_PER_SLOT = 4
 """Sessions per slot, at least; a load also has every session of the trace once, at least."""

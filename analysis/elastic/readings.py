@@ -135,3 +135,5 @@ READINGS: dict[str, Rival] = {
 }
 RULES: dict[str, Rival] = {**RIVALS, **READINGS}
 """Every rule that `analyze elastic` can run."""
+BASELINE = "never"
+"""Sessions stay at home and everything is computed there."""

@@ -14,7 +14,6 @@ from rich.table import Table
 from analysis.bench.progress import changed
 from analysis.bench.stats import change
 from analysis.bench.tables import number, table
-from analysis.elastic.experiment import BASELINE
 from analysis.elastic.interference import (
     BATCHED_TOKENS,
     PROMPT_TOKENS,
@@ -22,6 +21,7 @@ from analysis.elastic.interference import (
     REAL_OFFLOADED_P99_S,
     Gaps,
 )
+from analysis.elastic.readings import BASELINE
 from analysis.rivals.registry import DEFAULT
 
 FOUNDING_SESSIONS = 8

@@ -7,13 +7,16 @@ the result does not depend on their number.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from analysis.bench.options import UNSET, flag, named, numbers
-from analysis.bench.runner import Compute, rows_of, workers
+from analysis.bench.progress import Steps
+from analysis.bench.runner import Compute, Experiment, Result, rows_of, workers
 from analysis.league.closed import (
     HORIZON_S,
     KV_TOKENS,
@@ -24,6 +27,7 @@ from analysis.league.closed import (
     closed_loads,
     closed_source,
 )
+from analysis.league.figures import write_figures
 from analysis.league.fleet import EngineFleet, Scale
 from analysis.league.perturbations import PERTURBATIONS
 from analysis.league.profiles import PROFILES
@@ -36,6 +40,8 @@ from analysis.league.scale import (
     scale_work_tokens,
 )
 from analysis.league.simulate import Task, run_task
+from analysis.league.summary import print_league, summarise
+from analysis.league.verdict import print_verdicts, sentence
 from analysis.rivals.registry import BASELINE, RIVALS
 from replayer.arguments import (
     InputError,
@@ -299,3 +305,35 @@ def _closed_tasks(source: Source, options: LeagueOptions) -> Iterator[Task]:
             rules = SlotRules(load.sessions, load.units, seed, options.think_cap_s)
             for policy in options.policies:
                 yield Task(policy, load.sessions, REGIME, "none", rules, fleet)
+
+
+def _perform(options: LeagueOptions, console: Console) -> Result:
+    steps = Steps("league")
+    league = run_league(options, steps, steps.say)
+    if league.left_out.requests:
+        console.print(left_out(league.left_out), soft_wrap=True, markup=False)
+    print_league(league.scales, league.rows, league.doubts, console)
+    summary = summarise(league.rows)
+    print_verdicts(summary, console, league.doubts)
+
+    def figures() -> Sequence[str]:
+        if options.figures is None:
+            return ()
+        return write_figures(options.figures, league.rows, options.trace.name)
+
+    said = sentence(summary, options.policies)
+    return Result(league.document(), (said,) if said else (), figures)
+
+
+def left_out(left: LeftOut) -> str:
+    """Say in one line what of the trace is no part of the load."""
+    return (
+        f"left out: {left.requests:,} requests of {left.sessions:,} sessions, as no engine serves "
+        f"a prompt of {left.shortest_tokens:,} tokens or more in time, or no KV holds it"
+    )
+
+
+LEAGUE = Experiment(
+    LeagueOptions, _perform, usual=lambda given: USUAL_CLOSED if given.closed else {}
+)
+declare, run = LEAGUE.declare, LEAGUE.run

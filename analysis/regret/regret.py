@@ -23,8 +23,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from analysis.bench.options import UNSET, flag, named
-from analysis.bench.runner import rows_of, workers
+from analysis.bench.progress import Steps
+from analysis.bench.runner import Experiment, Result, rows_of, workers
 from analysis.league.fleet import EngineFleet, Scale
 from analysis.league.profiles import PROFILES
 from analysis.league.scale import REGIMES, USUAL_HORIZON_S, Bench, given_scale
@@ -32,7 +35,8 @@ from analysis.league.simulate import figures, make_rule, run_policy, setting
 from analysis.regret.branching import BranchingFleet, Terms, objective_s
 from analysis.regret.oracle import Mode, Probe
 from analysis.regret.outcomes import RegretRun
-from analysis.regret.summary import Regret, summarise_regret
+from analysis.regret.summary import Regret, sentences, summarise_regret
+from analysis.regret.tables import print_regret
 from analysis.rivals.registry import BASELINE, RIVALS
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.latency.slo import Slo
@@ -302,3 +306,15 @@ def document(regret: Regret, options: RegretOptions) -> dict[str, Any]:
 
 def _where(run: RegretRun) -> dict[str, Any]:
     return {name: run.row[name] for name in ("regime", "policy", "seed")}
+
+
+def _perform(options: RegretOptions, console: Console) -> Result:
+    steps = Steps("regret")
+    regret, options = compute_regret(options, steps, steps.say)
+    print_regret(regret, options.policies, console)
+    said = sentences(summarise_regret(regret, options.policies))
+    return Result(document(regret, options), tuple(said))
+
+
+REGRET = Experiment(RegretOptions, _perform)
+declare, run = REGRET.declare, REGRET.run

@@ -7,7 +7,6 @@ import orjson
 import pytest
 
 from analysis.elastic.experiment import (
-    BASELINE,
     ElasticError,
     ElasticOptions,
     Served,
@@ -17,7 +16,7 @@ from analysis.elastic.experiment import (
     run_elastic,
     run_task,
 )
-from analysis.elastic.readings import RULES, Heuristic
+from analysis.elastic.readings import BASELINE, RULES, Heuristic
 from analysis.elastic.tables import summarise
 from analysis.rivals.registry import Rival
 from replayer.virtual.load import load_source

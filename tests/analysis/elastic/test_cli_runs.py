@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from analysis.elastic.real_runs import read_runs
+from analysis.elastic.cli import read_runs
 from analysis.runs import RunError
 from tests.support.runs import failed, row, run, skipped
 
