@@ -10,14 +10,18 @@ from proxy.net.upstream.response import HOLD_BYTES, UpstreamResponse
 from proxy.protocol.endpoints import OTHER, Endpoint
 from proxy.protocol.errors import STATUS_OF_KIND, UpstreamFailure
 from proxy.protocol.streams.hollow import why_hollow, why_hollow_stream
-from proxy.protocol.streams.sse import CARRY_BYTES, first_event, is_error_event, object_of
+from proxy.protocol.streams.sse import (
+    CARRY_BYTES,
+    FirstEvent,
+    first_event,
+    is_error_event,
+    object_of,
+)
 
 BUSY_STATUSES = frozenset({429, 503, 529})
 KEY_STATUSES = frozenset({401, 403})
 ERROR_BODY_BYTES = 65536
 _OK, _NOT_MODIFIED, _NOT_FOUND = 200, 304, 404
-_END_BYTES = 3
-"""Bytes of the end of an incomplete event, kept for the next look."""
 TOO_LONG_STATUSES = frozenset({400, 413, 422})
 _TOO_LONG = re.compile(
     rb"context[ _](?:length|size|window)|max_model_len|maximum model length|input_tokens|"
@@ -45,19 +49,17 @@ async def look_at(
     await _look_at_status(reply)
     if not reply.is_stream:
         return
-    head = b"".join(reply.body)
-    event, size, known, tail = first_event(head), len(head), len(reply.body), head[-_END_BYTES:]
-    while event is None and size < most_bytes:
+    search, event, size, known = FirstEvent(), None, 0, 0
+    while True:
+        new = b"".join(reply.body[known:])
+        size, known = size + len(new), len(reply.body)
+        event = search.feed(new)
+        if event is not None or size >= most_bytes:
+            break
         if not await reply.more():
             if not needs_event:
                 return
             raise UpstreamFailure(FailureKind.RESET, "the stream ended before its first event")
-        # The whole is looked at once its end may have come: it may be a megabyte in small pieces.
-        new = b"".join([tail, *reply.body[known:]])
-        size, known = size + len(new) - len(tail), len(reply.body)
-        tail = new[-_END_BYTES:]
-        if b"\n\n" in new or b"\n\r\n" in new:
-            event = first_event(b"".join(reply.body))
     if event is not None and is_error_event(event):
         failure = in_band_error(event)
         if failure.kind is FailureKind.BUSY or (failure.status or 0) >= 500:

@@ -70,6 +70,11 @@ contains no line start."""
 _DONE_LINE: Final = b"data: [DONE]"
 _DONE: Final = b"\n%b\n\n" % _DONE_LINE
 """The end of most streams."""
+_A_LINE: Final = re.compile(rb"\n(?!\r?(?:\n|\Z))[^:]")
+"""Before a line that is neither blank nor a comment; for `\\n` before all, as above."""
+_BLANK_LINE: Final = re.compile(rb"\n\r?\n")
+_END_BYTES: Final = 2
+"""Bytes of the end of a piece in which the end of an event may begin."""
 _HINTS: Final = (b"[DONE]", b"\nevent:", b'{"type"')
 _ERROR_HINT: Final = b"error"
 _UNKNOWN: Final = b"\n"
@@ -140,12 +145,43 @@ def object_of(data: bytes) -> dict[str, Any]:
 
 def first_event(head: bytes) -> bytes | None:
     """The first complete event without its comments; None if it is not complete yet."""
-    *events, _ = head.replace(b"\r\n", b"\n").split(b"\n\n")
-    for event in events:
-        lines = [line for line in event.split(b"\n") if line and not line.startswith(b":")]
-        if lines:
-            return b"\n".join(lines)
-    return None
+    return FirstEvent().feed(head)
+
+
+class FirstEvent:
+    """The search for a stream's first event, piece by piece.
+
+    The work grows with the bytes and not with their square, however small the pieces are: comments
+    are forgotten as they come, and an event is put together once its end has come.
+    """
+
+    __slots__ = ("_begun", "_edge")
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []
+        self._edge = b""
+        """The begin of a line that may be a comment or blank; later the end of what has begun."""
+
+    def feed(self, piece: bytes) -> bytes | None:
+        """The event without its comments, once it is complete."""
+        new = self._edge + piece
+        if self._begun:
+            self._begun.append(piece)
+        elif (line := _A_LINE.search(b"\n" + new)) is not None:
+            new = new[line.start() :]
+            self._begun.append(new)
+        else:
+            last = new[new.rfind(b"\n") + 1 :]
+            self._edge = b":" if last.startswith(b":") else last
+            return None
+        self._edge = new[-_END_BYTES:]
+        if _BLANK_LINE.search(new) is None:
+            return None
+        begun = b"".join(self._begun)
+        end = _BLANK_LINE.search(begun)
+        assert end is not None
+        lines = begun[: end.end()].replace(b"\r\n", b"\n").split(b"\n")
+        return b"\n".join([line for line in lines if line and not line.startswith(b":")])
 
 
 def is_error_event(event: bytes) -> bool:

@@ -13,6 +13,7 @@ from proxy.protocol.framing import wrap
 from proxy.protocol.streams.sse import (
     MOST_USAGES,
     TAIL_BYTES,
+    FirstEvent,
     Scanner,
     carries_content,
     first_event,
@@ -420,6 +421,26 @@ class TestFirstEvent:
         found = first_event(head)
         assert found is not None
         assert is_error_event(found) is expected
+
+
+PARTS = [b":", b": c", b"\n", b"\r\n", b"\n\n", b"\r\n\r\n", b"data: x", b"event: e", b" "]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=12), st.data())
+def test_the_first_event_is_the_same_however_it_is_cut(
+    parts: list[bytes], data: st.DataObject
+) -> None:
+    """As read line by line from the whole."""
+    head = b"".join(parts)
+    *events, _ = head.replace(b"\r\n", b"\n").split(b"\n\n")
+    lines = [[x for x in one.split(b"\n") if x and not x.startswith(b":")] for one in events]
+    expected = next((b"\n".join(one) for one in lines if one), None)
+    search, found, left = FirstEvent(), None, head
+    while found is None and left:
+        size = data.draw(st.integers(1, len(left)))
+        piece, left = left[:size], left[size:]
+        found = search.feed(piece)
+    assert found == expected == first_event(head)
 
 
 @given(
