@@ -586,8 +586,10 @@ async def test_f154_bodies_of_two_tenants_take_turns(
 
     def unpacks(steps: Any) -> bytes:
         assert may_begin.wait(WAIT_S)
+        at = len(turns)
+        turns.append("it begins")
         plain = rest(steps)
-        turns.append(orjson.loads(plain)["user"])
+        turns[at] = orjson.loads(plain)["user"]
         return plain
 
     async def asks(large: LargeBodies, task: Any) -> Any:
