@@ -41,67 +41,71 @@ class Entry:
     is_waiting: bool = field(default=False, init=False)
 
 
-class TenantQueue:
-    """The entries of one tenant in one band of one lane, oldest first; `tag`: its start tag.
+class Shares:
+    """Start tags of tenants, as of start-time fair queueing: the one with the lowest is next.
 
-    Start tags are those of start-time fair queueing: the tenant with the lowest is next.
+    `left` keeps the tags of tenants that wait no more and are ahead of their share, until the
+    others have caught up. So a tenant does not gain by leaving and returning.
     """
 
-    __slots__ = ("entries", "tag")
+    __slots__ = ("_now_tag", "left", "tags")
 
-    def __init__(self, tag: float) -> None:
-        self.entries: dict[Entry, None] = {}
-        self.tag = tag
+    def __init__(self) -> None:
+        self.tags: dict[str, float] = {}
+        self.left: dict[str, float] = {}
+        self._now_tag = 0.0
 
-    def next(self, now_s: float, lifo_after_s: float) -> Entry:
-        oldest = next(iter(self.entries))
-        return oldest if now_s - oldest.queued_s <= lifo_after_s else next(reversed(self.entries))
+    def enter(self, tenant: str) -> None:
+        """A tenant waits, if it did not yet."""
+        if tenant not in self.tags:
+            self.tags[tenant] = max(self._now_tag, self.left.pop(tenant, 0.0))
+
+    def leave(self, tenant: str) -> None:
+        """A tenant waits no more."""
+        tag = self.tags.pop(tenant)
+        if tag > self._now_tag:
+            self.left[tenant] = tag
+        if not self.tags:
+            self.left.clear()
+            self._now_tag = 0.0
+
+    def charge(self, entry: Entry, weight: float) -> None:
+        """Advance the tenant's tag by the entry's tokens over its weight; call before `leave`."""
+        tag = self.tags[entry.tenant]
+        self._now_tag = max(self._now_tag, tag)
+        self.tags[entry.tenant] = tag + max(LEAST_TOKENS, entry.tokens) / weight
+        for tenant in [t for t, tag in self.left.items() if tag <= self._now_tag]:
+            del self.left[tenant]
 
 
 class Band:
-    """The tenants of one priority of one lane, served in the order of their start tags.
+    """The entries of one priority of one lane by tenant, oldest first."""
 
-    `left` keeps the tags of tenants without entries that are ahead of their share, until the others
-    have caught up. So a tenant does not gain by leaving and returning.
-    """
-
-    __slots__ = ("flows", "left", "now_tag", "passed_over")
+    __slots__ = ("flows", "passed_over", "shares")
 
     def __init__(self) -> None:
-        self.flows: dict[str, TenantQueue] = {}
-        self.left: dict[str, float] = {}
-        self.now_tag = 0.0
+        self.flows: dict[str, dict[Entry, None]] = {}
+        self.shares = Shares()
         self.passed_over = 0
 
     def add(self, entry: Entry) -> None:
-        flow = self.flows.get(entry.tenant)
-        if flow is None:
-            tag = max(self.now_tag, self.left.pop(entry.tenant, 0.0))
-            flow = self.flows[entry.tenant] = TenantQueue(tag)
-        flow.entries[entry] = None
+        self.shares.enter(entry.tenant)
+        self.flows.setdefault(entry.tenant, {})[entry] = None
 
     def remove(self, entry: Entry) -> None:
         flow = self.flows[entry.tenant]
-        del flow.entries[entry]
-        if not flow.entries:
+        del flow[entry]
+        if not flow:
             del self.flows[entry.tenant]
-            if flow.tag > self.now_tag:
-                self.left[entry.tenant] = flow.tag
+            self.shares.leave(entry.tenant)
         if not self.flows:
-            self.left.clear()
-            self.now_tag, self.passed_over = 0.0, 0
-
-    def charge(self, entry: Entry, weight: float) -> None:
-        """Advance the tenant's tag by the entry's tokens over its weight; call before `remove`."""
-        flow = self.flows[entry.tenant]
-        self.now_tag = max(self.now_tag, flow.tag)
-        flow.tag += max(LEAST_TOKENS, entry.tokens) / weight
-        for tenant in [t for t, tag in self.left.items() if tag <= self.now_tag]:
-            del self.left[tenant]
+            self.passed_over = 0
 
     def next(self, now_s: float, lifo_after_s: float) -> Entry:
-        flow = min(self.flows.values(), key=lambda f: f.tag)
-        return flow.next(now_s, lifo_after_s)
+        tags = self.shares.tags
+        flow = self.flows[min(tags, key=tags.__getitem__)]
+        oldest = next(iter(flow))
+        return oldest if now_s - oldest.queued_s <= lifo_after_s else next(reversed(flow))
 
 
 class Lane:
@@ -126,7 +130,11 @@ class Lane:
             band.passed_over += bool(band.flows)
         band = self.bands[entry.priority]
         band.passed_over = 0
-        band.charge(entry, weight)
+        band.shares.charge(entry, weight)
+
+    def lowest_tag(self, tags: Mapping[str, float]) -> float:
+        """The lowest tag of a tenant that waits here."""
+        return min([tags[tenant] for band in self.bands for tenant in band.flows])
 
 
 CAUTION = 3.0
@@ -207,7 +215,12 @@ class _Group:
 
 
 class WaitQueue:
-    """The waiting requests of all lanes and their order. `weights`: of tenants, 1 if not named."""
+    """The waiting requests of all lanes and their order. `weights`: of tenants, 1 if not named.
+
+    The lane of the tenant that is behind its share is next: a tenant that names many models has no
+    turn for each of them. Lanes of equal ones take turns. Within its lane another may go first,
+    since lanes may have instances of their own: what a tenant had there counts there.
+    """
 
     def __init__(self, limits: QueueLimits, weights: Mapping[str, float] | None = None) -> None:
         self.limits = limits
@@ -217,6 +230,7 @@ class WaitQueue:
         self._count = 0
         self._lanes: dict[str, Lane] = {}
         self._held: tuple[dict[str, _Group], ...] = tuple({} for _ in Priority)
+        self._shares = Shares()
         self._rate = DrainRate()
 
     def __len__(self) -> int:
@@ -267,15 +281,21 @@ class WaitQueue:
 
     def next(self, blocked: Container[str], now_s: float) -> Entry | None:
         """The entry to try next, of a lane that is not `blocked`; it stays in until `served`."""
-        for name, lane in self._lanes.items():
-            if name not in blocked:
-                return lane.next(now_s, self.limits.seconds / 2)
-        return None
+        lanes = [lane for name, lane in self._lanes.items() if name not in blocked]
+        if not lanes:
+            return None
+        lane = lanes[0]
+        if len(lanes) > 1 and len(self._shares.tags) > 1:
+            tags = self._shares.tags
+            lane = min(lanes, key=lambda one: one.lowest_tag(tags))
+        return lane.next(now_s, self.limits.seconds / 2)
 
     def served(self, entry: Entry, now_s: float) -> None:
         """Admit an entry: charge its tenant, remove it, and move its lane to the end."""
         lane = self._lanes[entry.lane]
-        lane.charge(entry, self.weight(entry.tenant))
+        weight = self.weight(entry.tenant)
+        lane.charge(entry, weight)
+        self._shares.charge(entry, weight)
         self._rate.served(entry.tokens, now_s)
         self.leave(entry)
         if entry.lane in self._lanes:
@@ -294,6 +314,8 @@ class WaitQueue:
         group.bytes -= entry.size_bytes
         if not group.entries:
             del groups[entry.tenant]
+            if not any(entry.tenant in held for held in self._held):
+                self._shares.leave(entry.tenant)
         self._count -= 1
         self.bytes -= entry.size_bytes
         self.tokens -= entry.tokens
@@ -325,6 +347,7 @@ class WaitQueue:
             self._rate.began(now_s)
         entry.queued_s, entry.is_waiting = now_s, True
         self._put_in(entry)
+        self._shares.enter(entry.tenant)
         group = self._held[entry.priority].setdefault(entry.tenant, _Group())
         group.entries[entry] = None
         group.tokens += entry.tokens

@@ -114,6 +114,31 @@ class TestFairness:
         put(q, *[entry(model=m) for m in "mn" for _ in range(3)])
         assert [e.lane for e in served(q, 6)] == ["m", "n"] * 3
 
+    @pytest.mark.parametrize("at_home", [0, 1])
+    def test_many_models_are_no_more_turns(self, at_home: int) -> None:
+        """Whether or not the tenant with many waits beside the other one too."""
+        q = queue(seconds=1e9, c=2.0)
+        models = [f"m{i}" for i in range(20)]
+        put(q, *[entry("many", model=m) for _ in range(40) for m in models[1 - at_home :]])
+        put(q, *[entry(t, model="m0") for _ in range(200) for t in "ac"])
+        counts = Counter(e.tenant for e in served(q, 400))
+        for tenant, share in {"many": 100, "a": 100, "c": 200}.items():
+            assert abs(counts[tenant] - share) <= 5, counts
+
+    def test_what_a_tenant_has_elsewhere_costs_it_no_turn_at_another_model(self) -> None:
+        """Models may have instances of their own."""
+        q = queue(seconds=1e9)
+        put(q, *[entry(t, model="m") for _ in range(100) for t in "ab"])
+        put(q, *[entry("a", model="n") for _ in range(1000)])
+        order = []
+        for _ in range(50):
+            for blocked in ({"m"}, {"m"}, {"m"}, {"n"}):
+                e = q.next(blocked, 0.0)
+                assert e is not None
+                q.served(e, 0.0)
+                order += [e.tenant] if e.lane == "m" else []
+        assert abs(order.count("a") - order.count("b")) <= 1
+
     def test_one_model_waiting_does_not_hold_up_another(self) -> None:
         q = queue()
         put(q, entry(model="m"), entry(model="n"))
@@ -329,12 +354,15 @@ class Conservation(RuleBasedStateMachine):
         assert len(self.q) == len(self.waiting) <= self.q.limits.requests
         assert self.q.bytes == sum(e.size_bytes for e in self.waiting) <= self.q.limits.bytes
         assert self.q.tokens == sum(e.tokens for e in self.waiting)
+        assert self.q._shares.tags.keys() == {e.tenant for e in self.waiting}
         assert set(self.q.entries()) == set(self.waiting)
         for model in "mn":
             assert self.q.has(model) == any(e.lane == model for e in self.waiting)
         if not self.waiting:
             assert not self.q._lanes
             assert not any(self.q._held)
+            assert not self.q._shares.tags
+            assert not self.q._shares.left
 
 
 Conservation.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
