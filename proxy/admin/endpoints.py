@@ -378,28 +378,44 @@ class ModelsPath:
 
 
 class _Round:
-    """One round of questions to the engines; `cards`: None until it is over, and if it failed."""
+    """One round of questions to the engines; `cards`: None until it is over, and if it failed.
 
-    __slots__ = ("cards", "is_over", "until_s")
+    `waiters`: who waits for it to begin. `asker`: the one of them who asks, once it has begun.
+    """
+
+    __slots__ = ("asker", "cards", "is_over", "until_s", "waiters")
 
     def __init__(self) -> None:
         self.cards: dict[str, bytes] | None = None
         self.until_s = 0.0
+        self.asker: _Waiter | None = None
         self.is_over = asyncio.Event()
+        self.waiters: dict[_Waiter, None] = {}
+
+
+class _Waiter:
+    """One who waits for a round, in the line of its owner; `begins`: whether it asks for all."""
+
+    __slots__ = ("begins", "owner", "round")
+
+    def __init__(self, owner: str, waited_for: _Round) -> None:
+        self.owner, self.round = owner, waited_for
+        self.begins: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
 
 class KeptCards:
     """Cards as engines told them a moment ago: they are asked once for all who want them.
 
-    Any client can make up keys. So rounds of questions have a rate, and addresses take turns.
+    Any client can make up keys. So rounds of questions have a rate, and addresses take turns. A
+    round begins with the first turn of anybody who waits for it.
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._rounds: dict[Hashable, _Round] = {}
         self._due: dict[Hashable, _Round] = {}
-        """Rounds that wait for their turn."""
-        self._turns: Turns[asyncio.Future[None]] = Turns()
+        """Rounds that wait for a turn."""
+        self._turns: Turns[_Waiter] = Turns()
         self._begun_s: deque[float] = deque(maxlen=KEPT_LISTS)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -407,39 +423,52 @@ class KeptCards:
         self, key: Hashable, ask: Callable[[], Awaitable[dict[str, bytes]]], owner: str = ""
     ) -> dict[str, bytes]:
         """The cards under a key: those of KEPT_S ago at most, or what `ask` returns."""
-        while (known := self._known(key)) is not None:
+        while True:
+            known = self._known(key) or self._due.setdefault(key, _Round())
+            if known.asker is None and await self._turn(key, known, owner):
+                return await self._ask(key, known, ask)
             if known.cards is None:
                 await known.is_over.wait()
             if known.cards is not None:
                 return known.cards
-        mine = self._due[key] = _Round()
+
+    def _known(self, key: Hashable) -> _Round | None:
+        """The round under a key that is not too old, or that waits for a turn."""
+        known = self._rounds.get(key)
+        return self._due.get(key) if known is None or self._is_old(known) else known
+
+    async def _ask(
+        self, key: Hashable, mine: _Round, ask: Callable[[], Awaitable[dict[str, bytes]]]
+    ) -> dict[str, bytes]:
+        del self._due[key]
+        self._make_room(key)
+        self._rounds[key] = mine
         try:
-            await self._turn(owner)
-            self._make_room(key)
-            self._rounds[key] = mine
             mine.cards = await ask()
             mine.until_s = self._now_s() + KEPT_S
         finally:
-            self._due.pop(key, None)
             if mine.cards is None and self._rounds.get(key) is mine:
                 del self._rounds[key]
             mine.is_over.set()
         return mine.cards
 
-    def _known(self, key: Hashable) -> _Round | None:
-        """The round under a key that is not too old, or that waits for its turn."""
-        known = self._rounds.get(key)
-        return self._due.get(key) if known is None or self._is_old(known) else known
-
-    async def _turn(self, owner: str) -> None:
-        """Wait until engines may be asked."""
-        waits = asyncio.get_running_loop().create_future()
-        self._turns.add(owner, waits)
+    async def _turn(self, key: Hashable, due: _Round, owner: str) -> bool:
+        """Wait until a round begins; returns whether the caller is to ask for all."""
+        waiter = _Waiter(owner, due)
+        due.waiters[waiter] = None
+        self._turns.add(owner, waiter)
         try:
             self._let_in()
-            await waits
+            return await waiter.begins
+        except asyncio.CancelledError:
+            if due.asker is waiter or (due.asker is None and due.waiters.keys() == {waiter}):
+                # Whoever waits beside it makes a round of its own.
+                del self._due[key]
+                due.is_over.set()
+            raise
         finally:
-            self._turns.remove(owner, waits)
+            self._turns.remove(owner, waiter)
+            due.waiters.pop(waiter, None)
 
     def _let_in(self) -> None:
         """Let as many rounds begin as may, and look again when the next one may."""
@@ -452,10 +481,20 @@ class KeptCards:
             if rest_s > 0:
                 self._timer = asyncio.get_running_loop().call_later(rest_s, self._let_in)
                 return
-            waits = self._turns.next()
-            if not waits.done():
+            waiter = self._turns.next()
+            if not waiter.begins.done():
                 begun_s.append(now_s)
-                waits.set_result(None)
+                self._begin(waiter)
+
+    def _begin(self, asker: _Waiter) -> None:
+        """One asks for all who wait for the same round; the others need no turn of theirs."""
+        due = asker.round
+        due.asker = asker
+        for waiter in due.waiters:
+            self._turns.remove(waiter.owner, waiter)
+            if not waiter.begins.done():
+                waiter.begins.set_result(waiter is asker)
+        due.waiters.clear()
 
     def _is_old(self, known: _Round) -> bool:
         return known.cards is not None and self._now_s() >= known.until_s

@@ -299,6 +299,51 @@ async def test_new_keys_wait_for_their_turn_by_address() -> None:
     assert not kept._due
 
 
+async def test_who_waits_for_a_round_has_its_own_turn_for_it() -> None:
+    """Another address that wants the same cards may have asked for hundreds before."""
+    now_s, asked = [0.0], list[str]()
+    kept = KeptCards(lambda: now_s[0])
+
+    def asks(key: str, owner: str) -> asyncio.Task[dict[str, bytes]]:
+        async def ask() -> dict[str, bytes]:
+            asked.append(owner)
+            return {key: b"{}"}
+
+        return asyncio.create_task(kept.get(key, ask, owner))
+
+    tasks = [asks(f"k{at}", "mallory") for at in range(100)]
+    tasks += [asks("shared", owner) for owner in ("mallory", "alice", "bob", "alice")]
+    await asyncio.sleep(0)
+    tasks[-3].cancel()
+    now_s[0] = KEPT_S
+    kept._let_in()
+    await asyncio.sleep(0)
+    assert sorted(asked) == sorted([*["mallory"] * (2 * KEPT_LISTS - 1), "bob"])
+    assert await asyncio.gather(tasks[-4], *tasks[-2:]) == [{"shared": b"{}"}] * 3
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert not kept._due
+    assert not kept._turns
+
+
+async def test_an_asker_that_leaves_as_its_turn_comes_holds_nobody_up() -> None:
+    now_s = [0.0]
+    kept = KeptCards(lambda: now_s[0])
+
+    async def ask() -> dict[str, bytes]:
+        return {"m": b"{}"}
+
+    kept._begun_s.extend([0.0] * KEPT_LISTS)
+    gone, waits = (asyncio.create_task(kept.get("k", ask, owner)) for owner in "ab")
+    await asyncio.sleep(0)
+    now_s[0] = KEPT_S
+    kept._let_in()
+    gone.cancel()
+    assert await waits == {"m": b"{}"}
+    assert not kept._due
+
+
 async def test_a_failed_round_is_nobody_elses() -> None:
     kept = KeptCards(lambda: 0.0)
     answers: Iterator[ValueError | dict[str, bytes]] = iter([ValueError("no"), {"m": b"{}"}])
