@@ -288,7 +288,8 @@ def unpacked(result: bytes) -> Examined | Unfit:
         told["fields"],
         (name, own_id),
         PromptFacts(
-            *[*prompt, tuple(answer), dialect, media, tails], offloadable=told["offloadable"]
+            *[*prompt, tuple(answer), dialect, [(kind, at) for kind, at in media], tails],
+            offloadable=told["offloadable"],
         ),
         {key: value.encode() for key, value in told["put"].items()},
         told["drop"],

@@ -35,7 +35,7 @@ from proxy.protocol.examined import (
     unpacked,
     unpacked_task,
 )
-from proxy.protocol.prompt.facts import MOST_VALUES, MOST_VALUES_SMALL
+from proxy.protocol.prompt.facts import MOST_VALUES, MOST_VALUES_SMALL, PromptFacts, TokenEstimator
 from proxy.protocol.streams.movable import Plan
 from tests.chaos.client import connect
 from tests.chaos.command import ROOT
@@ -69,10 +69,11 @@ def shown(found: Examined | Unfit | None) -> Any:
     """All of a result; the places of the members are looked for if they are not known."""
     if not isinstance(found, Examined):
         return found
-    prompt = found.prompt
-    prompt_shown = prompt.model, prompt.bytes, prompt.ids, prompt.hashes, prompt.offloadable
+    prompt = {name: getattr(found.prompt, name) for name in PromptFacts.__slots__}
+    # What is within them is of one type: what is compiled takes no list for a tuple.
+    prompt |= {name: list(prompt[name]) for name in ("units", "ends", "media", "tails")}
     plan = found.plan.packed() if isinstance(found.plan, Plan) else found.plan
-    return found.fields, found.session, found.put, found.drop, prompt_shown, plan
+    return found.fields, found.session, found.put, found.drop, prompt, plan
 
 
 @settings(max_examples=examples(60))
@@ -96,6 +97,32 @@ def test_both_ways_find_the_same(
         assert there.spans == Members(text).spans
         edited = Members(text, there.spans).edited(there.put, there.drop)
         assert edited.spans == Members(edited.raw).spans
+
+
+PIXELS = "data:image/png;base64,iVBORw0KGgo="
+PARTS = [
+    {"type": "image_url", "image_url": {"url": PIXELS}},
+    {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+    {"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBERi0="}},
+    {"type": "input_image", "image_url": PIXELS},
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw"}},
+]
+MEDIA_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
+
+
+@pytest.mark.parametrize("path", MEDIA_PATHS)
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part["type"])
+def test_both_ways_find_the_same_media(path: str, part: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}, part, part]}]
+    name = "input" if path == "/v1/responses" else "messages"
+    text = orjson.dumps({"model": "m", name: messages})
+    task = Task(path, text, is_object=True, salt=None)
+    here = examine(task, MOST_VALUES_SMALL)
+    there = unpacked(packed(examine_large(unpacked_task(packed_task(task), text))))
+    assert shown(here) == shown(there)
+    for found in (here, there):
+        assert isinstance(found, Examined)
+        TokenEstimator().facts(found.prompt, {})
 
 
 @pytest.mark.parametrize(
@@ -197,6 +224,15 @@ async def test_a_large_body_is_served_and_no_process_stays(tmp_path: Path) -> No
         assert workers(proxy) == [first]
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part["type"])
+async def test_a_large_body_with_media_is_served(tmp_path: Path, part: dict[str, Any]) -> None:
+    async with proxied(tmp_path, 1) as (proxy, _):
+        content = [{"type": "text", "text": words(30_000, "a") + "," * SMALL_COMMAS}, part]
+        body = chat("x", max_tokens=2) | {"messages": [{"role": "user", "content": content}]}
+        assert (await proxy.post(orjson.dumps(body))).status == 200
+        assert workers(proxy)
 
 
 async def test_a_dead_process_is_replaced_unseen(tmp_path: Path) -> None:
