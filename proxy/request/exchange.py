@@ -224,12 +224,18 @@ class Exchange:
             self.owners.in_flight.leave(scope)
             self._scope = None
             if not is_served:  # without effect where what was raised is one of those above
-                self._end(Outcome.UPSTREAM_ERROR, self.record.status or 500, DEFECT)
+                self._end_by_defect()
             self._finish()
             if self._stream is not None:  # two reference cycles that only the collector would free
                 self.owners.in_flight.movable.discard(self._stream)
                 self._stream.let_go()
                 self._stream = None
+
+    def _end_by_defect(self) -> None:
+        """Something else has ended the request, unless its end is known: that is the proxy's."""
+        if self.record.outcome is None:
+            self.owners.in_flight.note_defect(self.owners.clock.now_s())
+            self._end(Outcome.UPSTREAM_ERROR, self.record.status or 500, DEFECT)
 
     def _end_left(self, gone: BaseException) -> None:
         """The client has left: in time, or once it had the end of its stream."""

@@ -60,6 +60,8 @@ class InFlight:
 
     __slots__ = (
         "budget",
+        "defects",
+        "first_defect_s",
         "idle",
         "is_cutting",
         "is_draining",
@@ -73,6 +75,8 @@ class InFlight:
         self.scopes: dict[Limit, Served | None] = {}
         self.budget = Budget()
         """Retry budget, a share of the requests in flight."""
+        self.defects, self.first_defect_s = 0, 0.0
+        """Requests that a defect of the proxy has ended, and when the first one did."""
         self.idle = asyncio.Event()
         self.idle.set()
         self.is_draining = False
@@ -82,6 +86,12 @@ class InFlight:
         self.movable: set[MovableStream] = set()
         """Running streams that may migrate."""
         self.trails = TrailMemory()
+
+    def note_defect(self, now_s: float) -> None:
+        """A defect of the proxy has ended a request."""
+        if not self.defects:
+            self.first_defect_s = now_s
+        self.defects += 1
 
     def leave_instance(self, name: str) -> int:
         """Migrate all streams on an instance that can; returns the number asked."""

@@ -10,6 +10,7 @@ import pytest
 
 from proxy.core import is_compiled
 from proxy.request.exchange import DEFECT
+from tests.support.admin import call
 from tests.support.harness import (
     DONE,
     STREAM_HEAD,
@@ -115,6 +116,8 @@ async def test_a_defect_of_the_proxy_is_no_success(
             await proxy.at_rest()
             (record,) = await proxy.records(1)
             assert (record["outcome"], record["error"]) == ("upstream_error", DEFECT)
+            _, health = await call(proxy, "GET", "/health")
+            assert "1 requests ended in a defect" in health["warnings"][0]["text"]
 
 
 async def test_siblings_see_each_other_and_nothing_stays(tmp_path: Path) -> None:
