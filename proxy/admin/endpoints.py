@@ -134,7 +134,7 @@ class HealthPaths:
         of_load = (self._overload.warning, self._instances.fleet_warning)
         found = [(text, unix(since_s)) for text, since_s in filter(None, of_load)]
         if defects := self._in_flight.defects:
-            text = f"{defects} requests ended in a defect of the proxy: see its log on stderr"
+            text = f"requests that a defect of the proxy ended: {defects}; see its log on stderr"
             found.append((text, unix(self._in_flight.first_defect_s)))
         found += [fault for log in self._logs if (fault := log.fault) is not None]
         if last_reload is not None and "error" in last_reload:

@@ -117,7 +117,7 @@ async def test_a_defect_of_the_proxy_is_no_success(
             (record,) = await proxy.records(1)
             assert (record["outcome"], record["error"]) == ("upstream_error", DEFECT)
             _, health = await call(proxy, "GET", "/health")
-            assert "1 requests ended in a defect" in health["warnings"][0]["text"]
+            assert "a defect of the proxy ended: 1;" in health["warnings"][0]["text"]
 
 
 async def test_siblings_see_each_other_and_nothing_stays(tmp_path: Path) -> None:
