@@ -26,7 +26,7 @@ from proxy.core.thermal.fleet_control import HeatStatus
 from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.instances import Instances
 from proxy.fleet.membership import LOOK_S, OPERATORS, Membership, Verdict
-from proxy.net.addresses import ForbiddenAddressError
+from proxy.net.addresses import ForbiddenAddressError, party
 from proxy.net.server import responses
 from proxy.net.server.responses import error_response, json_response, unavailable
 from proxy.net.timeouts import Clock, Limit
@@ -359,7 +359,7 @@ class ModelsPath:
         by_name, listed = self._instances.by_name, self._instances.known.fleet.listed()
         upstreams = [by_name[m.instance.name] for m in listed if m.instance.name in by_name]
         key = auth, tuple(upstreams), self._instances.known.fleet.model_changes
-        owner = request.remote or ""
+        owner = party(request.remote or "")
         return await self._kept.get(key, lambda: self._asked(upstreams, auth, listed), owner)
 
     async def _asked(

@@ -298,3 +298,16 @@ async def _of(configured: Iterable[InstanceSpec], resolver: Resolver) -> Network
                 continue  # an unknown name allows no address
             found += [ip_network(address) for address in addresses]
     return found
+
+
+def party(address: str) -> str:
+    """Whom a client's address stands for: of IPv6 its /64, which one subscriber has whole."""
+    if ":" not in address:
+        return address
+    try:
+        parsed = IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ip_network((int(parsed) >> 64 << 64, 64)))

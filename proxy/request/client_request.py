@@ -11,6 +11,7 @@ from aiohttp import hdrs, web
 
 from proxy.config.in_force import BodyLimits
 from proxy.core.connectors.base import Edits
+from proxy.net.addresses import party
 from proxy.net.server.aiohttp_adapter import taken_whole
 from proxy.net.server.connection import connection_of
 from proxy.net.timeouts import RateLimit
@@ -104,7 +105,7 @@ async def read(
 
 def owner_of(request: web.Request, grant: Grant) -> str:
     """The owner of a body's share of the room: a tenant, or a client's address."""
-    return request.remote or "" if grant.tenant is None else grant.tenant
+    return party(request.remote or "") if grant.tenant is None else grant.tenant
 
 
 def _is_json(request: web.Request) -> bool:

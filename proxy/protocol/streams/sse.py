@@ -168,7 +168,8 @@ class FirstEvent:
         if self._begun:
             self._begun.append(piece)
         elif (line := _A_LINE.search(b"\n" + new)) is not None:
-            new = new[line.start() :]
+            start = line.start()
+            new = new[start:]
             self._begun.append(new)
         else:
             last = new[new.rfind(b"\n") + 1 :]
@@ -178,9 +179,10 @@ class FirstEvent:
         if _BLANK_LINE.search(new) is None:
             return None
         begun = b"".join(self._begun)
-        end = _BLANK_LINE.search(begun)
-        assert end is not None
-        lines = begun[: end.end()].replace(b"\r\n", b"\n").split(b"\n")
+        found = _BLANK_LINE.search(begun)
+        assert found is not None
+        end = found.end()
+        lines = begun[:end].replace(b"\r\n", b"\n").split(b"\n")
         return b"\n".join([line for line in lines if line and not line.startswith(b":")])
 
 

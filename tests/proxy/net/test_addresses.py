@@ -11,7 +11,7 @@ import pytest
 
 from proxy.config.values import InstanceSpec
 from proxy.core.types import Instance
-from proxy.net.addresses import GOOD_S, TTL_S, ForbiddenAddressError, Resolver, check
+from proxy.net.addresses import GOOD_S, TTL_S, ForbiddenAddressError, Resolver, check, party
 from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.pool import ConnectOptions
 from proxy.protocol.errors import UpstreamFailure
@@ -233,3 +233,20 @@ async def test_a_name_with_several_addresses_of_a_kind(
     await resolver.addresses("gpu.test", 8000)
     assert resolver.several("gpu.test") == several
     assert resolver.several("10.0.0.1") == []
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("::1", "::/64"),
+        ("", ""),
+        ("unix:", "unix:"),
+    ],
+)
+def test_a_subscriber_is_one_party(address: str, expected: str) -> None:
+    assert party(address) == expected
