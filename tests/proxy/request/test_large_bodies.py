@@ -35,7 +35,7 @@ from proxy.protocol.examined import (
     unpacked,
     unpacked_task,
 )
-from proxy.protocol.prompt.facts import MOST_VALUES, MOST_VALUES_SMALL, PromptFacts, TokenEstimator
+from proxy.protocol.prompt.facts import MOST_VALUES, MOST_VALUES_SMALL, TokenEstimator
 from proxy.protocol.streams.movable import Plan
 from tests.chaos.client import connect
 from tests.chaos.command import ROOT
@@ -69,9 +69,11 @@ def shown(found: Examined | Unfit | None) -> Any:
     """All of a result; the places of the members are looked for if they are not known."""
     if not isinstance(found, Examined):
         return found
-    prompt = {name: getattr(found.prompt, name) for name in PromptFacts.__slots__}
+    told = found.prompt
     # What is within them is of one type: what is compiled takes no list for a tuple.
-    prompt |= {name: list(prompt[name]) for name in ("units", "ends", "media", "tails")}
+    lists = [list(one) for one in (told.units, told.ends, told.media, told.tails)]
+    one = told.model, told.bytes, told.ids, told.hashes, told.kept, told.answer, told.dialect
+    prompt = *one, lists, told.offloadable
     plan = found.plan.packed() if isinstance(found.plan, Plan) else found.plan
     return found.fields, found.session, found.put, found.drop, prompt, plan
 
