@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from proxy.core.admission.upload_room import Upload, UploadRoom
+from proxy.core.admission.upload_room import Round, Upload, UploadRoom
 from proxy.net.timeouts import Alarm, Limit
 from proxy.protocol.errors import NoRoomError
 from proxy.telemetry.log import Throttle, more
@@ -110,7 +110,8 @@ class Uploads:
     async def wait(self, upload: Upload) -> None:
         """Wait for the room that was asked for; raises NoRoomError."""
         turn = self._waits[upload] = asyncio.get_running_loop().create_future()
-        self._look()
+        if self._alarm is None:
+            self._look()  # else it is looked at soon: once for all that wait
         try:
             with Limit(WAIT_S):
                 await turn
@@ -145,7 +146,8 @@ class Uploads:
         for upload, holding in self._holdings.items():
             self.room.moved(upload, holding.come_bytes, now_s)
         self._grant()
-        while self._waits and self._end(self.room.overdue(now_s)):
+        over = Round(self.room, now_s)
+        while self._waits and self._end(over.overdue()):
             self._grant()
         if self._waits and self._alarm is None:
             self._alarm = Alarm(LOOK_S, self._ring)

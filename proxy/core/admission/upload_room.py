@@ -10,6 +10,10 @@ ends only for another owner's, where its own has half of all.
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush, heapreplace
+
+from proxy.core.admission.order import Order
+
 PATIENCE_S, STEP_BYTES = 0.5, 1 << 16
 """A body with fewer bytes than the second in the time of the first stalls."""
 LEAST_RATE = 1 << 20
@@ -39,19 +43,110 @@ class Upload:
         self.come, self.moved_s, self.is_whole = held, since_s, False
 
 
+class _Due:
+    """Bodies that may have to go, the worst of the owner with most bytes first.
+
+    Found at one moment, at which nothing is added: what an owner has only becomes less.
+    """
+
+    def __init__(self, uploads: list[Upload], owned: dict[str, int], now_s: float) -> None:
+        self._owned = owned
+        by_owner: dict[str, list[tuple[float, int, Upload]]] = {}
+        for number, upload in enumerate(uploads):
+            weight = upload.held * (now_s - upload.since_s)
+            by_owner.setdefault(upload.owner, []).append((weight, -number, upload))
+        self._by_owner = by_owner
+        for items in by_owner.values():
+            items.sort()
+        self._heap = [self._key(owner) for owner in by_owner]
+        heapify(self._heap)
+
+    def _key(self, owner: str) -> tuple[int, float, int, str]:
+        weight, number, _ = self._by_owner[owner][-1]
+        return -self._owned.get(owner, 0), -weight, -number, owner
+
+    def first(self, still: dict[Upload, None], but: str | None = None) -> Upload | None:
+        """The worst of those that are there `still`; not of the owner `but`."""
+        heap, kept = self._heap, None
+        found: Upload | None = None
+        while heap and found is None:
+            owner = heap[0][3]
+            items = self._by_owner[owner]
+            while items and items[-1][2] not in still:
+                items.pop()
+            if not items:
+                heappop(heap)
+            elif (key := self._key(owner)) != heap[0]:
+                heapreplace(heap, key)
+            elif owner == but:
+                kept = heappop(heap)
+            else:
+                found = items[-1][2]
+        if kept is not None:
+            heappush(heap, kept)
+        return found
+
+
+class Round:
+    """One look at the bodies that have had their time, however many of them have to go."""
+
+    def __init__(self, room: UploadRoom, now_s: float) -> None:
+        self._room, self._now_s = room, now_s
+        self._moving: _Due | None = None
+        self._whole: _Due | None = None
+        self._long: _Due | None = None
+
+    def overdue(self) -> Upload | None:
+        """The body to end because others wait, if one has had its time.
+
+        Those that wait hold up others by what came of them before only, if that is half of all.
+        """
+        room = self._room
+        waiter = room.next(self._now_s)
+        if waiter is None:
+            return None
+        found = self._with_room(waiter)
+        if found is None and room.are_waiting_much:
+            if self._long is None:
+                self._long = room.long_waiting(self._now_s)
+            found = self._long.first(room.waiting)
+        return found
+
+    def _with_room(self, waiter: Upload) -> Upload | None:
+        """The worst of those that have room and had their time."""
+        room, now_s = self._room, self._now_s
+        moving, whole = self._moving, self._whole
+        if moving is None or whole is None:
+            moving, whole = self._moving, self._whole = room.due(now_s)
+        one = moving.first(room.uploads)
+        other = whole.first(room.uploads, but=waiter.owner)
+        # The first is of the owner that has most: no other one has half where it has not.
+        if other is None or not room.has_half(other.owner):
+            return one
+        return other if one is None else room.worse(one, other, now_s)
+
+
 class UploadRoom:
-    """The bodies that are not admitted yet. A single one has room, whatever its length."""
+    """The bodies that are not admitted yet. A single one has room, whatever its length.
+
+    No step looks at all of them, but the first of a `Round` and the first `worst`.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.held_bytes = self._unasked = 0
+        self.held_bytes = self._unasked = self._waiting_held = 0
         self._owned: dict[str, int] = {}
         """Bytes that each owner's bodies have or wait for."""
-        self._uploads: dict[Upload, None] = {}
-        self._waiting: dict[Upload, None] = {}
+        self.uploads: dict[Upload, None] = {}
+        self.waiting: dict[Upload, None] = {}
+        self._turns: Order[Upload] = Order()
+        """Those that wait: least and youngest first."""
+        self._heavy: Order[Upload] | None = None
+        """All: most and oldest first. Kept from the first time that it is asked for, while there
+        are any."""
 
     def __len__(self) -> int:
-        return len(self._uploads)
+        return len(self.uploads)
 
     @property
     def is_over(self) -> bool:
@@ -62,110 +157,149 @@ class UploadRoom:
     def enter(self, owner: str, held: int, now_s: float) -> Upload:
         """Add a body with the bytes received so far."""
         upload = Upload(owner, held, now_s)
-        self._uploads[upload] = None
+        self.uploads[upload] = None
         self.held_bytes += held
         self._unasked += held
-        self._owned[owner] = self._owned.get(owner, 0) + held
+        self._own(owner, held)
+        if self._heavy is not None:
+            self._heavy.add(upload, owner, -self._owned[owner], -held, now_s)
         return upload
 
     def leave(self, upload: Upload) -> None:
         """Remove a body that is admitted, refused or gone; once for each."""
-        if upload not in self._uploads:
+        if upload not in self.uploads:
             return
-        del self._uploads[upload]
-        self._waiting.pop(upload, None)
+        del self.uploads[upload]
+        self._wait_no_longer(upload)
         self.held_bytes -= upload.held
         self._unasked -= upload.unasked
-        left = self._owned[upload.owner] - upload.held - upload.wanted
-        if left:
-            self._owned[upload.owner] = left
-        else:
-            del self._owned[upload.owner]
+        if self._heavy is not None:
+            self._heavy.remove(upload, upload.owner)
+            if not self.uploads:
+                self._heavy = None
+        self._own(upload.owner, -upload.held - upload.wanted)
 
     def resize(self, upload: Upload, held: int) -> None:
         """Correct the length of a body that is complete."""
-        if upload not in self._uploads:
+        if upload not in self.uploads:
             return
         more = held - upload.held
-        self._owned[upload.owner] += more
         self.held_bytes += more
         self._unasked += max(0, more)
         upload.unasked += max(0, more)
         upload.held = held
+        self._own(upload.owner, more)
+        if upload in self.waiting:
+            self._waiting_held += more
+            size, since_s = held + upload.wanted, upload.since_s - _SOON_S
+            self._turns.reweigh(upload, upload.owner, size, since_s)
+        self._reweigh(upload)
 
     def ask(self, upload: Upload, more: int) -> None:
         """Let a body wait for room for more bytes; `granted` says when it has it."""
+        self._wait_no_longer(upload)
+        self._own(upload.owner, more - upload.wanted)
         upload.wanted = more
-        self._owned[upload.owner] += more
-        self._waiting[upload] = None
+        self.waiting[upload] = None
+        self._waiting_held += upload.held
+        size, since_s = upload.held + more, upload.since_s - _SOON_S
+        self._turns.add(upload, upload.owner, self._owned[upload.owner], size, since_s)
 
     def granted(self, now_s: float) -> list[Upload]:
         """The waiting bodies that have room from now on."""
         found: list[Upload] = []
-        while (upload := self._next(now_s)) is not None and self._fits(upload):
-            del self._waiting[upload]
+        while (upload := self.next(now_s)) is not None and self._fits(upload):
+            self._wait_no_longer(upload)
             upload.held += upload.wanted
             self.held_bytes += upload.wanted
             self._unasked -= upload.unasked
             upload.wanted, upload.unasked = 0, 0
             upload.since_s = upload.moved_s = now_s
+            self._reweigh(upload)
             found.append(upload)
         return found
 
-    def _next(self, now_s: float) -> Upload | None:
-        best: Upload | None = None
-        least = (0, 0.0)
-        for upload in self._waiting:
-            # What an owner's other waiting bodies want counts too: many small ones are one large.
-            size, age_s = upload.held + upload.wanted, now_s - upload.since_s
-            key = self._owned[upload.owner], size * (age_s + _SOON_S)
-            if best is None or key < least:
-                best, least = upload, key
-        return best
+    def next(self, now_s: float) -> Upload | None:
+        """The body whose turn it is.
+
+        What an owner's other waiting bodies want counts too: many small ones are one large.
+        """
+        return self._turns.first(now_s)
 
     def _fits(self, upload: Upload) -> bool:
         is_alone = self.held_bytes == upload.held
         return is_alone or self.held_bytes + upload.wanted <= self.max_bytes
 
-    def overdue(self, now_s: float) -> Upload | None:
-        """The body to end because others wait, if one has had its time.
+    def _own(self, owner: str, more: int) -> None:
+        """An owner's bodies have or want so much more."""
+        owned = self._owned.get(owner, 0) + more
+        if owned:
+            self._owned[owner] = owned
+        else:
+            self._owned.pop(owner, None)
+        self._turns.rank(owner, owned)
+        if self._heavy is not None:
+            self._heavy.rank(owner, -owned)
 
-        Those that wait hold up others by what came of them before only, if that is half of all.
-        """
-        waiter = self._next(now_s)
-        if waiter is None:
-            return None
-        due = [u for u in self._uploads if self._is_due(u, waiter, now_s)]
-        if not due:
-            are_all = len(self._waiting) == len(self._uploads)
-            if are_all or 2 * sum([u.held for u in self._waiting]) > self.max_bytes:
-                due = [u for u in self._waiting if now_s - u.since_s > LONG_WAIT_S]
-        return self._worst(due, now_s)
+    def _wait_no_longer(self, upload: Upload) -> None:
+        if upload in self.waiting:
+            del self.waiting[upload]
+            self._waiting_held -= upload.held
+            self._turns.remove(upload, upload.owner)
+
+    def _reweigh(self, upload: Upload) -> None:
+        if self._heavy is not None:
+            self._heavy.reweigh(upload, upload.owner, -upload.held, upload.since_s)
+
+    def overdue(self, now_s: float) -> Upload | None:
+        """The first body of a `Round`."""
+        return Round(self, now_s).overdue()
+
+    @property
+    def are_waiting_much(self) -> bool:
+        """Whether those that wait are all, or have more than half of all bytes."""
+        are_all = len(self.waiting) == len(self.uploads)
+        return are_all or 2 * self._waiting_held > self.max_bytes
 
     def moved(self, upload: Upload, come: int, now_s: float) -> None:
         """Set the bytes of a body received so far."""
         if come - upload.come >= STEP_BYTES:
             upload.come, upload.moved_s = come, now_s
 
-    def _is_due(self, upload: Upload, waiter: Upload, now_s: float) -> bool:
-        age_s = now_s - upload.since_s
-        if upload.wanted or age_s <= PATIENCE_S:
-            return False
-        if upload.is_whole:
-            is_others = upload.owner != waiter.owner
-            return is_others and 2 * self._owned[upload.owner] > self.max_bytes
-        is_still = now_s - upload.moved_s > PATIENCE_S
-        return is_still or age_s > PATIENCE_S + upload.come / LEAST_RATE
+    def due(self, now_s: float) -> tuple[_Due, _Due]:
+        """Of those that have room: who stalls or is slow, and who is whole for a while."""
+        old = [u for u in self.uploads if not u.wanted and now_s - u.since_s > PATIENCE_S]
+        slow = [u for u in old if not u.is_whole and _is_slow(u, now_s)]
+        whole = [u for u in old if u.is_whole and self.has_half(u.owner)]
+        return _Due(slow, self._owned, now_s), _Due(whole, self._owned, now_s)
+
+    def long_waiting(self, now_s: float) -> _Due:
+        """Those that wait for long."""
+        long = [u for u in self.waiting if now_s - u.since_s > LONG_WAIT_S]
+        return _Due(long, self._owned, now_s)
+
+    def has_half(self, owner: str) -> bool:
+        """Whether an owner has or wants more than half of all."""
+        return 2 * self._owned.get(owner, 0) > self.max_bytes
 
     def worst(self, now_s: float) -> Upload | None:
         """The body to end because the hard limit is exceeded."""
-        return self._worst(list(self._uploads), now_s)
+        if self._heavy is None:
+            heavy: Order[Upload] = Order()
+            for u in self.uploads:
+                heavy.add(u, u.owner, -self._owned.get(u.owner, 0), -u.held, u.since_s)
+            self._heavy = heavy if self.uploads else None
+            return heavy.first(now_s)
+        return self._heavy.first(now_s)
 
-    def _worst(self, uploads: list[Upload], now_s: float) -> Upload | None:
-        found: Upload | None = None
-        most = (0, 0.0)
-        for upload in uploads:
-            key = self._owned[upload.owner], upload.held * (now_s - upload.since_s)
-            if found is None or key > most:
-                found, most = upload, key
-        return found
+    def worse(self, one: Upload, other: Upload, now_s: float) -> Upload:
+        """Of two bodies the one that has to go first."""
+        mine = self._owned.get(one.owner, 0), one.held * (now_s - one.since_s)
+        its = self._owned.get(other.owner, 0), other.held * (now_s - other.since_s)
+        return other if its > mine else one
+
+
+def _is_slow(upload: Upload, now_s: float) -> bool:
+    age_s = now_s - upload.since_s
+    is_still = now_s - upload.moved_s > PATIENCE_S
+    return is_still or age_s > PATIENCE_S + upload.come / LEAST_RATE

@@ -10,9 +10,12 @@ from typing import Any
 
 import orjson
 
+from proxy.core.admission import order, upload_room
+from proxy.state import uploads as uploads_module
 from proxy.state.uploads import Uploads
 from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.support.harness import ServedProxy, chat, proxied, until
+from tests.support.work import lines_of
 
 MIB = 1 << 20
 KEYS = {"hog": "sk-hog-0123456789abcdef", "few": "sk-few-0123456789abcdef"}
@@ -108,3 +111,29 @@ async def test_a_client_that_leaves_while_it_waits_takes_no_room(tmp_path: Path)
         assert (uploads.room.held_bytes, uploads._waits) == (0, {})
         assert (await ask(proxy, 2 * MIB)).status == 200
         await proxy.at_rest()
+
+
+async def work(count: int) -> float:
+    """Lines for each of so many bodies of one owner that come in one turn and then leave."""
+    uploads = Uploads(4 * MIB)
+
+    async def body() -> None:
+        with uploads.holding("a", lambda: 6) as holding:
+            if not holding.has(MIB):
+                await holding.wait()
+            await asyncio.sleep(60)
+
+    with lines_of(order, upload_room, uploads_module) as lines:
+        bodies = [asyncio.create_task(body()) for _ in range(count)]
+        await asyncio.sleep(0)
+        assert len(uploads._waits) == count - 4
+        for task in bodies:
+            task.cancel()
+        await asyncio.wait(bodies)
+    assert (len(uploads.room), uploads._waits) == (0, {})
+    return lines.count / count
+
+
+async def test_a_body_that_waits_costs_the_same_beside_many() -> None:
+    few, many = await work(100), await work(1600)
+    assert many <= 2 * few, (few, many)
