@@ -65,15 +65,19 @@ class HeldForClients:
         largest = self.room.hold(holder, owner, size)
         while largest is not None:
             if (size := largest.held_bytes) < self.room.size_of(largest):
-                largest = self.room.resize(largest, size)
+                largest = self._resize(largest, size)
                 continue
             self._say()
             self.free(largest)
             if largest is holder:
                 return False
             largest.give_way()
-            largest = self.room.resize(holder, holder.held_bytes)
+            largest = self._resize(holder, holder.held_bytes)
         return True
+
+    def _resize(self, holder: Holder, size: int) -> Holder | None:
+        """It has so much by now; the one that has to go next, if there is one."""
+        return self.room.resize(holder, size)
 
     @property
     def held_bytes(self) -> int:
@@ -119,14 +123,37 @@ class Unread(HeldForClients):
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         super().__init__(_UNREAD, LargestPays(UNREAD_BYTES), now_s)
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[str, dict[Holder, asyncio.Future[None]]] = {}
+        """By owner. Only those are woken that may go on: one that leaves costs no other owner."""
+
+    def take(self, holder: Holder, owner: str, size: int) -> bool:
+        """See `HeldForClients.take`; it may be less than before."""
+        has_room = super().take(holder, owner, size)
+        self._wake(owner)
+        return has_room
 
     def free(self, holder: Holder) -> None:
         """Its client has read most of it, or is gone."""
+        owner = self.room.owner_of(holder)
         super().free(holder)
-        for turn in self._waiting:
-            if not turn.done():
-                turn.set_result(None)
+        if owner is None:
+            return
+        if owner.endswith(_WAITING):
+            _end(self._waiting.get(owner.removesuffix(_WAITING), {}).get(holder))
+        else:
+            self._wake(owner)
+
+    def _resize(self, holder: Holder, size: int) -> Holder | None:
+        largest, owner = super()._resize(holder, size), self.room.owner_of(holder)
+        if owner is not None:
+            self._wake(owner)
+        return largest
+
+    def _wake(self, owner: str) -> None:
+        """Let those that wait go on, if their owner's clients have read enough."""
+        if owner in self._waiting and not self.is_scarce(owner):
+            for turn in self._waiting.pop(owner).values():
+                _end(turn)
 
     def is_scarce(self, owner: str) -> bool:
         """Whether no more should come for an owner's clients: they leave half of it unread."""
@@ -143,9 +170,21 @@ class Unread(HeldForClients):
         """Wait until more may come for one that was entered, or it had to give way."""
         while holder in self.room and self.is_scarce(owner):
             turn = asyncio.get_running_loop().create_future()
-            self._waiting.add(turn)
+            self._waiting.setdefault(owner, {})[holder] = turn
             try:
                 await turn
             finally:
-                self._waiting.discard(turn)
+                self._forget(holder, owner)
         self.free(holder)
+
+    def _forget(self, holder: Holder, owner: str) -> None:
+        """It does not wait, whether it was woken or is gone."""
+        others = self._waiting.get(owner, {})
+        others.pop(holder, None)
+        if not others:
+            self._waiting.pop(owner, None)
+
+
+def _end(turn: asyncio.Future[None] | None) -> None:
+    if turn is not None and not turn.done():
+        turn.set_result(None)

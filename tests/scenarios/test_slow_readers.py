@@ -245,7 +245,7 @@ async def test_while_others_leave_theirs_unread_no_more_comes(tmp_path: Path) ->
                     wire = await asyncio.wait_for(reader.readuntil(END), WAIT_S)
                     assert (wire.count(b"z" * LONG), wire.count(b"[DONE]")) == (1, 1)
             await proxy.at_rest()
-            assert (len(unread.room), unread.room.held_bytes, unread._waiting) == (0, 0, set())
+            assert (len(unread.room), unread.room.held_bytes, unread._waiting) == (0, 0, {})
             assert {r["outcome"] for r in await proxy.records(3)} == {"ok"}
 
 

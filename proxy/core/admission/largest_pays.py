@@ -84,6 +84,11 @@ class LargestPays(Generic[Holder]):
         """Bytes that a holder is counted with."""
         return self._held[holder][1]
 
+    def owner_of(self, holder: Holder) -> str | None:
+        """Whose it is; None for one that holds nothing."""
+        held = self._held.get(holder)
+        return None if held is None else held[0]
+
     def owned_bytes(self, owner: str) -> int:
         """Bytes that an owner's holders have together."""
         owned = self._owned.get(owner)

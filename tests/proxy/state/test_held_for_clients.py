@@ -150,6 +150,28 @@ async def test_no_more_comes_for_an_owner_until_its_clients_read() -> None:
     assert (unread.room.held_bytes, len(unread._waiting)) == (0, 0), "nothing is left of it"
 
 
+async def test_one_that_leaves_wakes_only_those_that_may_go_on() -> None:
+    unread, first, second = Unread(lambda: 0.0), Request(), Request()
+    assert takes(unread, first, "hog", 20 << 20)
+    assert takes(unread, second, "hog", 1 << 20)
+    waiting, waits = [Request() for _ in range(50)], []
+    for one in waiting:
+        assert unread.enter(one, "hog", 1)
+        waits.append(asyncio.create_task(unread.room_for(one, "hog")))
+    await asyncio.sleep(0)
+    turns = list(unread._waiting["hog"].values())
+    others = [Request() for _ in range(50)]
+    for other in others:
+        assert takes(unread, other, "few", 1)
+        unread.free(other)
+    unread.free(second)
+    unread.free(waiting[0])
+    assert [turn.done() for turn in turns] == [True] + [False] * 49
+    assert takes(unread, first, "hog", 10 << 20), "its client has read some of it"
+    await asyncio.gather(*waits)
+    assert (len(unread._waiting), unread.room.held_bytes) == (0, 10 << 20)
+
+
 @pytest.mark.parametrize(("size", "ends"), [(8 << 20, "unread"), (6 << 20, "waiting")])
 async def test_one_that_waits_may_have_to_give_way(size: int, ends: str) -> None:
     """Where those that wait have more than is left unread."""
