@@ -346,8 +346,13 @@ class Relay:
             start = max(0, len(held) - 2)
             held += body
             end = events_end(held, start)
-            body = bytes(held[:end])
-            del held[:end]
+            body = b""
+            if end:
+                rest = held[end:]
+                del held[end:]  # one copy of a long event, not two
+                body = bytes(held)
+                held.clear()
+                held += rest
         elif body:
             end = events_end(body)
             held += body[end:]
@@ -377,7 +382,7 @@ class Relay:
             body += held  # an end that is not followed by an empty line
             held.clear()
             self._move(_ENDED)
-        elif (end := end_of_stream(body) if b"[DONE]" in body else 0) > 0 and not self._needs_end:
+        elif (end := end_of_stream(body)) > 0 and not self._needs_end:
             if self.state is _STREAMING:
                 self._move(_ENDING)  # of a stream of a kind that is not known more may follow
         elif end > 0:

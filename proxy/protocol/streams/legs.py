@@ -18,7 +18,7 @@ import orjson
 
 from proxy.core.types import Unmoved
 from proxy.protocol.streams.parse_cost import is_cheap
-from proxy.protocol.streams.sse import Scanner
+from proxy.protocol.streams.sse import LONG_BYTES, Scanner, ends_of, long_end, place_of
 from proxy.protocol.streams.trail import Trail, data_of, is_lost_error, member_list
 
 _IDS: Final = b'"token_ids":['
@@ -34,6 +34,8 @@ _CHOICES: Final = b',"choices":['
 _NULL: Final = b"null"
 _ERROR_EVENT: Final = b'data: {"error"'
 _QUOTE: Final = ord('"')
+_MOST_PARSED: Final = 1 << 20
+"""Most bytes of an event that are parsed, without the prompt's token ids."""
 
 
 class FirstLeg:
@@ -107,13 +109,14 @@ class FirstLeg:
         if self.lost:
             self.withheld += events
             return b""
-        if events.find(b"\r\n") >= 0:
+        if ends_of(events).find(b"\r\n") >= 0:
             self.trail.stop(Unmoved.NO_IDS)  # its events end otherwise than vLLM's
         done: list[bytes] = []
-        at = 0
-        while at < len(events):
-            end = events.find(b"\n\n", at)
-            end = len(events) if end < 0 else end + 2
+        at, size, end = 0, len(events), long_end(events)
+        while at < size:
+            if at or not end:
+                found = events.find(b"\n\n", at)
+                end = size if found < 0 else found + 2
             event = events[at:end]
             if self._withholds and self._is_lost(event):
                 self.withheld = events[at:]
@@ -123,23 +126,25 @@ class FirstLeg:
         return b"".join(done)
 
     def _is_lost(self, event: bytes) -> bool:
-        is_error = event.startswith(_ERROR_EVENT) and is_lost_error(data_of(event))
-        if event.find(_ABORT) >= 0:
+        is_error = event.startswith(_ERROR_EVENT) and (
+            len(event) > LONG_BYTES or is_lost_error(data_of(event))
+        )
+        if place_of(_ABORT, event) >= 0:
             self.lost = "abort"
-        elif is_error or event.find(_FAILED) >= 0:
+        elif is_error or place_of(_FAILED, event) >= 0:
             self.lost = "error"
         return bool(self.lost)
 
     def _event(self, event: bytes) -> bytes:
         if not event.startswith(b"data: {"):
             return event
-        if self._is_first and (at := event.find(_CHOICES)) >= 0:
+        if self._is_first and (at := place_of(_CHOICES, event)) >= 0:
             self._is_first = False
             begin, end = member_list(event, _PROMPT_IDS)
             self.trail.begin(event[6:at], event[begin:end] if begin >= 0 else b"")
-        if event.find(_CALLS) >= 0:
+        if place_of(_CALLS, event) >= 0:
             self.trail.stop(Unmoved.TOOLS)
-        elif event.find(_REASONING[0]) >= 0 or event.find(_REASONING[1]) >= 0:
+        elif place_of(_REASONING[0], event) >= 0 or place_of(_REASONING[1], event) >= 0:
             self.trail.reasons()
         self._track(event)
         if self.is_shown:
@@ -150,11 +155,17 @@ class FirstLeg:
         """Keep an event's tokens."""
         trail = self.trail
         begin, end = member_list(event, _IDS)
-        text = event.find(self._any_key)
+        text = place_of(self._any_key, event)
         has_text = text >= 0 and event[text + len(self._any_key)] != _QUOTE
-        is_finished = event.find(_FINISHED) >= 0
+        is_finished = place_of(_FINISHED, event) >= 0
         if begin >= 0:
-            said = text_of(event) if trail.wants_text and trail.why is None else ""
+            said = ""
+            if trail.wants_text and trail.why is None:
+                short = _without(event, _PROMPT_IDS) if len(event) > LONG_BYTES else event
+                if len(short) > LONG_BYTES:
+                    trail.stop(Unmoved.NO_IDS)  # its text would be missing
+                else:
+                    said = text_of(short)
             trail.add(event[begin:end], said, is_shown=has_text or is_finished)
         elif has_text:
             trail.stop(Unmoved.NO_IDS)
@@ -164,7 +175,20 @@ class FirstLeg:
 def _without(event: bytes, key: bytes) -> bytes:
     """An event with null in place of the list that is the value of `key`."""
     begin, end = member_list(event, key)
-    return event[: begin - 1] + _NULL + event[end + 1 :] if begin >= 0 else event
+    if begin < 0:
+        return event
+    behind = end + 1
+    if len(event) > LONG_BYTES:  # each copy of a long one takes milliseconds
+        view = memoryview(event)
+        return b"".join([view[: begin - 1], _NULL, view[behind:]])
+    return event[: begin - 1] + _NULL + event[behind:]
+
+
+def _parsable(event: bytes) -> bytes:
+    """An event as it may be parsed: a long one without its prompt; empty if too long still."""
+    if len(event) > LONG_BYTES:
+        event = _without(event, _PROMPT_IDS)
+    return event if len(event) <= _MOST_PARSED else b""
 
 
 class EditingScanner(Scanner):
@@ -256,10 +280,11 @@ class LaterLeg:
             self.withheld += events
             return b""
         done: list[bytes] = []
-        at = 0
-        while at < len(events):
-            end = events.find(b"\n\n", at)
-            end = len(events) if end < 0 else end + 2
+        at, size, end = 0, len(events), long_end(events)
+        while at < size:
+            if at or not end:
+                found = events.find(b"\n\n", at)
+                end = size if found < 0 else found + 2
             event = events[at:end]
             written = self._event(event) if event.startswith(b"data: {") else event
             if written is None:
@@ -273,9 +298,10 @@ class LaterLeg:
 
     def _event(self, event: bytes) -> bytes | None:
         """An event for the client, empty where it has nothing for it; None: the stream is lost."""
+        event = _parsable(event)
         data = data_of(event)
         try:
-            told: dict[str, Any] | None = orjson.loads(data) if is_cheap(data) else None
+            told: dict[str, Any] | None = orjson.loads(data) if data and is_cheap(data) else None
         except orjson.JSONDecodeError:
             return event
         if told is None:

@@ -3,7 +3,8 @@
 The scanner gets the same bytes as the client, in any segmentation, and its results do not depend on
 that. It never parses JSON: it finds the first content, counts events, and searches the rest in
 steps for errors and the end. Limits: counted events end in two newlines, as vLLM writes them. An
-error is kept up to `CARRY_BYTES`. Usage is found up to `TAIL_BYTES` before the end of its event.
+error is kept up to `CARRY_BYTES`. Usage is found up to `TAIL_BYTES` before the end of its event. Of
+a long event only both ends are searched (`ends_of`): a client may have had its middle written.
 
 A stream has a piece every 20 ms. The cost is not the work on a piece but fetching the data that it
 touches back into the CPU caches. So `FastPath` is one compiled object between an instance's
@@ -27,12 +28,31 @@ LAST_BYTES: Final = 1024
 """Bytes of the end of an answer that are searched for its finish reason: each takes 5 ns."""
 MOST_USAGES: Final = 4
 """Most members `usage` of one event that are looked at, from its end."""
+MOST_KEYS: Final = 64
+"""Most names `usage` that are looked at from an end, whatever stands behind them."""
+MOST_LINES: Final = 64
+"""Most lines that may follow the event with the usage."""
 CARRY_BYTES: Final = 65536
 """Most bytes that are read of an answer in search of its first event."""
-_CONTENT: Final = re.compile(
-    rb'"(?:content|reasoning_content|reasoning|text|refusal|delta|thinking|partial_json)"'
-    rb'\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{'
+LONG_BYTES: Final = 3 * CARRY_BYTES
+"""A longer event is searched in its first two thirds of this and in its last third."""
+_NEW_BYTES: Final = 1 << 18
+"""More than one turn of the loop brings: of more bytes these have the end of the first event."""
+_DIGITS: Final = b"0123456789, \t\r\n"
+_NAMES_OF_TEXT: Final = (
+    b"content",
+    b"text",
+    b"delta",
+    b"reasoning_content",
+    b"reasoning",
+    b"refusal",
+    b"thinking",
+    b"partial_json",
 )
+# Each has a fixed beginning of its own: one pattern for all is tried at every quote.
+_CONTENT: Final = [
+    (b'"%b"' % name, re.compile(rb'"%b"\s*:\s*"[^"]' % name)) for name in _NAMES_OF_TEXT
+] + [(b'"tool_calls"', re.compile(rb'"tool_calls"\s*:\s*\[\s*\{'))]
 _TEXTS: Final = (b'"content":"', b'"text":"')
 """How most engines begin it."""
 _CONTENT_BYTES: Final = 64
@@ -97,17 +117,74 @@ def events_end(data: bytes | bytearray, start: int = 0) -> int:
     return plain + 2 if plain >= crlf and plain >= 0 else crlf + 3 if crlf >= 0 else 0
 
 
+def long_end(events: bytes) -> int:
+    """End of the first of these events if it is a long one, else 0."""
+    size = len(events)
+    if size <= LONG_BYTES or _first_end(events, 0, LONG_BYTES) > 0:
+        return 0
+    return _first_end(events, max(0, size - _NEW_BYTES), size) or size
+
+
+def _first_end(events: bytes, start: int, stop: int) -> int:
+    """End of the first event that ends between these places; 0 without one."""
+    plain, crlf = events.find(b"\n\n", start, stop), events.find(b"\n\r\n", start, stop)
+    if crlf >= 0 and (plain < 0 or crlf < plain):
+        return crlf + 3
+    return plain + 2 if plain >= 0 else 0
+
+
+def ends_of(events: bytes) -> bytes:
+    """Whole events, of a long first one only both ends.
+
+    So what one event costs is bounded, however long it is. What is left is no JSON, unless only
+    numbers of a list are missing: brackets would close at another depth than they were opened.
+    """
+    end = long_end(events)
+    if not end:
+        return events
+    begin, rest = 2 * CARRY_BYTES, end - CARRY_BYTES
+    head = events[:begin]
+    return b"%b%b%b" % (head, _joint(head, events, begin, rest), events[rest:])
+
+
+def place_of(key: bytes, event: bytes) -> int:
+    """Where `key` first occurs in an event, of a long one in its ends alone; -1 without it."""
+    size = len(event)
+    if size <= LONG_BYTES:
+        return event.find(key)
+    at = event.find(key, 0, 2 * CARRY_BYTES)
+    return at if at >= 0 else event.find(key, size - CARRY_BYTES)
+
+
+def _joint(head: bytes, events: bytes, begin: int, end: int) -> bytes:
+    """What stands for the middle of a long event: nothing where that is numbers of a list."""
+    if head.rfind(_USAGE_KEY) < 0 or events[begin : begin + 64].translate(None, _DIGITS):
+        return b"\0"
+    return b"\0" if events[begin:end].translate(None, _DIGITS) else b""
+
+
 def carries_content(events: bytes) -> bool:
     """Whether these events have content: text, reasoning or a call of a tool."""
-    for member in _TEXTS:  # the pattern is tried at every byte
+    for member in _TEXTS:
         begin = events.find(member) + len(member)
         if begin >= len(member) and begin < len(events) and events[begin] != _QUOTE:
             return True
-    return _CONTENT.search(events) is not None
+    for name, form in _CONTENT:
+        at = events.find(name)
+        if at >= 0 and form.search(events, at) is not None:
+            return True
+    return False
 
 
 def end_of_stream(events: bytes) -> int:
     """End of the event `[DONE]` in these whole events; 0 without one."""
+    end = long_end(events)
+    start = end - CARRY_BYTES if end else 0
+    if events.find(b"[DONE]", start) < 0:
+        return 0
+    if start:
+        found = _LAST_EVENT.search(events, start)
+        return found.end() if found else 0
     found = _LAST_EVENT.search(b"\n" + events)
     return found.end() - 1 if found else 0
 
@@ -117,7 +194,7 @@ def names_the_end(events: bytes) -> bool:
 
     Behind an error of the engine nothing follows either.
     """
-    return _LAST_NAMED.search(b"\n" + events) is not None
+    return _LAST_NAMED.search(b"\n" + ends_of(events)) is not None
 
 
 def is_cut(rest: bytes | bytearray) -> bool:
@@ -258,12 +335,18 @@ class Scanner:
         return self.has_content and not self._open
 
     def feed(self, data: bytes) -> None:
-        """Scan the next piece of the answer's body."""
+        """Scan the next piece of the answer's body.
+
+        A very long one is an event with what came with its end.
+        """
         if self.size != self._recent_to:
             self._recent += _SKIPPED
-        self.size += len(data)
+        size = len(data)
+        self.size += size
+        if size > LONG_BYTES:
+            data = ends_of(data)
         if data.startswith(b":") and b"\ndata:" not in data:
-            self.comments_size += len(data)
+            self.comments_size += size
         if data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n") and not self._open:
             self.events += 1  # one event of one line, as nearly always
         else:
@@ -355,7 +438,10 @@ def _first_data(seen: bytearray) -> bytes:
 
 def _last_usage(seen: bytes | bytearray, end: int, begin: int = 0) -> int:
     """Start of the last member `usage` from `begin` to `end`; -1 without one."""
-    while (start := seen.rfind(_USAGE_KEY, begin, end)) >= 0:
+    for _ in range(MOST_KEYS):
+        start = seen.rfind(_USAGE_KEY, begin, end)
+        if start < 0:
+            break
         if _USAGE.match(seen, start):
             return start
         end = start
@@ -370,6 +456,20 @@ def _is_behind_usage(line: bytes | bytearray) -> bool:
     return line == _DONE_LINE or _BEHIND_USAGE.fullmatch(line) is not None
 
 
+def _last_line(seen: bytes | bytearray) -> tuple[int, int]:
+    """Begin and end of the last line that may have the usage; an end of 0 without one."""
+    begin = end = len(seen.rstrip())
+    for _ in range(MOST_LINES):
+        if end <= 0:
+            return 0, 0
+        begin = seen.rfind(b"\n", 0, end) + 1
+        line = seen[begin:end].strip()
+        if line and not _is_behind_usage(line):
+            return begin, end
+        end = begin - 1
+    return 0, 0
+
+
 def usage_member(seen: bytes | bytearray, opening: bytes = b"{") -> bytes | None:
     """The JSON object of `usage` and what follows it in the last event, or in a whole answer.
 
@@ -377,18 +477,14 @@ def usage_member(seen: bytes | bytearray, opening: bytes = b"{") -> bytes | None
     is at that depth, by default a member of the event or answer itself. A deeper one is followed by
     more closing brackets, one in an earlier event by other events.
     """
-    begin = end = len(seen)
-    while end > 0:
-        begin = seen.rfind(b"\n", 0, end) + 1
-        line = seen[begin:end].strip()
-        if line and not _is_behind_usage(line):
-            break
-        end = begin - 1
+    begin, end = _last_line(seen)
     start = _last_usage(seen, end) if end > 0 else -1
     for _ in range(MOST_USAGES):
         if start < 0:
             break
         found = bytes(seen[start:end])
+        if len(found) > LONG_BYTES:
+            found = ends_of(found)
         if len(found) > TAIL_BYTES:
             found = _NUMBERS.sub(b"", found)
         if len(found) > TAIL_BYTES:

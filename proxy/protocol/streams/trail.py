@@ -21,6 +21,7 @@ import orjson
 from proxy.core.types import Unmoved
 from proxy.protocol.streams.movable import MOST_STOP_CHARS, Plan
 from proxy.protocol.streams.parse_cost import is_cheap
+from proxy.protocol.streams.sse import place_of
 
 STEP_BYTES: Final = 4096
 """Memory is taken in steps of this size, so that an event costs no look at what others take."""
@@ -301,7 +302,7 @@ def member_list(event: bytes, key: bytes) -> tuple[int, int]:
 
     (-1, -1) where there is none. In a text the quotes of such a key are escaped.
     """
-    at = event.find(key)
+    at = place_of(key, event)
     if at < 0:
         return -1, -1
     begin = at + len(key)
