@@ -12,6 +12,7 @@ the engine, and a finish reason `abort` (the engine stops) or `error`.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import orjson
@@ -34,6 +35,30 @@ _CHOICES: Final = b',"choices":['
 _NULL: Final = b"null"
 _ERROR_EVENT: Final = b'data: {"error"'
 _QUOTE: Final = ord('"')
+_LEAST_BYTES: Final = 64
+"""A shorter event with a choice is no engine's, and thousands of them come in one read."""
+_MOST_ERRORS: Final = 16
+"""Most errors of one stream that are read; more than one is no engine's either."""
+_LINE_ENDS: Final = re.compile(rb"\n+")
+_NOTED: Final = [
+    re.compile(
+        rb'"(?:(?:prompt_)?token_ids":\[|finish_reason":"|%b":"|error"'
+        rb'|tool_calls":\[\{|reasoning(?:_content)?":")' % text
+    )
+    for text in (b"text", b"content")
+]
+"""What an event of a completion, or of a chat, has that is more than passed on."""
+_FIRST_NOTED: Final = [
+    re.compile(rb"%b|%b" % (noted.pattern, re.escape(_CHOICES))) for noted in _NOTED
+]
+"""The same before the first choice."""
+_LOST: Final = re.compile(rb'\n\ndata: \{"error"|"finish_reason":"(?:abort|error)"')
+_LISTS: Final = [
+    (key, re.compile(re.escape(key) + rb'[^]\n"]*\]'), key[:-1] + _NULL)
+    for key in (_IDS, _PROMPT_IDS)
+]
+"""Lists of token ids, and what stands for them; a replacement with groups is a step for each."""
+_REWRITTEN: Final = re.compile(rb'"(?:choices|error)"')
 _MOST_PARSED: Final = 1 << 20
 """Most bytes of an event that are parsed, without the prompt's token ids."""
 
@@ -43,7 +68,9 @@ class FirstLeg:
 
     __slots__ = (
         "_any_key",
+        "_errors",
         "_ids",
+        "_is_chat",
         "_is_first",
         "_key",
         "_withholds",
@@ -58,9 +85,11 @@ class FirstLeg:
         self.lost = ""
         self.withheld = b""
         self._key = _CHAT_TEXT if trail.plan.is_chat else _TEXT
+        self._is_chat = trail.plan.is_chat
         self._any_key = _ANY_CHAT_TEXT if trail.plan.is_chat else _TEXT
         self._is_first = self._withholds = True
         self._ids = b""
+        self._errors = 0
         self.is_shown = trail.plan.shows_ids
 
     def look(self, wire: bytes) -> bytes:
@@ -115,8 +144,15 @@ class FirstLeg:
         at, size, end = 0, len(events), long_end(events)
         while at < size:
             if at or not end:
-                found = events.find(b"\n\n", at)
-                end = size if found < 0 else found + 2
+                if self.trail.why is not None:
+                    done.append(self._rest(events, at))
+                    break
+                noted = _FIRST_NOTED if self._is_first else _NOTED
+                start = _next(noted[self._is_chat], events, at)
+                done.append(events[at:start])
+                if start == size:
+                    break
+                at, end = start, _event_end(events, start)
             event = events[at:end]
             if self._withholds and self._is_lost(event):
                 self.withheld = events[at:]
@@ -125,10 +161,45 @@ class FirstLeg:
             at = end
         return b"".join(done)
 
+    def _rest(self, events: bytes, at: int) -> bytes:
+        """The client's form of what is from there on, of a stream that is not followed any more."""
+        lost = self._lost_at(events, at) if self._withholds else -1
+        rest = events[at:] if lost < 0 else events[at:lost]
+        if lost >= 0:
+            self.withheld = events[lost:]
+        if rest.find(_REASONING[0]) >= 0 or rest.find(_REASONING[1]) >= 0:
+            self.trail.reasons()
+        if not self.is_shown:
+            for key, form, null in _LISTS:
+                if rest.find(key) >= 0:
+                    rest = form.sub(null, rest)
+        return rest
+
+    def _lost_at(self, events: bytes, at: int) -> int:
+        """Start of the first event from there that is a sign of loss; -1 without one."""
+        size, start = len(events), _next(_NOTED[self._is_chat], events, at)
+        while start < size and self._withholds:
+            if not events.startswith(_ERROR_EVENT, start):
+                found = _LOST.search(events, max(0, start - 2))
+                if found is None:
+                    break
+                place = found.start() + 2 * found[0].startswith(b"\n")
+                start = max(start, events.rfind(b"\n\n", start, place) + 2)
+            end = _event_end(events, start)
+            if self._is_lost(events[start:end]):
+                return start
+            start = end
+        return -1
+
     def _is_lost(self, event: bytes) -> bool:
         is_error = event.startswith(_ERROR_EVENT) and (
             len(event) > LONG_BYTES or is_lost_error(data_of(event))
         )
+        if event.startswith(_ERROR_EVENT) and not is_error:
+            self._errors += 1
+            if self._errors > _MOST_ERRORS:
+                self._withholds = False
+                self.trail.stop(Unmoved.NO_IDS)
         if place_of(_ABORT, event) >= 0:
             self.lost = "abort"
         elif is_error or place_of(_FAILED, event) >= 0:
@@ -136,6 +207,8 @@ class FirstLeg:
         return bool(self.lost)
 
     def _event(self, event: bytes) -> bytes:
+        if len(event) < _LEAST_BYTES:
+            self.trail.stop(Unmoved.NO_IDS)
         if not event.startswith(b"data: {"):
             return event
         if self._is_first and (at := place_of(_CHOICES, event)) >= 0:
@@ -172,6 +245,27 @@ class FirstLeg:
         trail.is_finished |= is_finished
 
 
+def _next(noted: re.Pattern[bytes], events: bytes, at: int) -> int:
+    """Start of the next event with a match; the end of all without one.
+
+    A step per event would be tens of thousands in one read of blank lines or comments.
+    """
+    blank = _LINE_ENDS.match(events, at)
+    if blank is not None:
+        at = blank.end()
+    found = noted.search(events, at)
+    if found is None:
+        return len(events)
+    place = found.start()
+    before = events.rfind(b"\n\n", at, place)
+    return at if before < 0 else before + 2
+
+
+def _event_end(events: bytes, at: int) -> int:
+    end = events.find(b"\n\n", at)
+    return len(events) if end < 0 else end + 2
+
+
 def _without(event: bytes, key: bytes) -> bytes:
     """An event with null in place of the list that is the value of `key`."""
     begin, end = member_list(event, key)
@@ -185,7 +279,9 @@ def _without(event: bytes, key: bytes) -> bytes:
 
 
 def _parsable(event: bytes) -> bytes:
-    """An event as it may be parsed: a long one without its prompt; empty if too long still."""
+    """An event as it may be parsed, a long one without its prompt; empty for one that may not."""
+    if len(event) < _LEAST_BYTES and event.find(b'"choices"') >= 0:
+        return b""
     if len(event) > LONG_BYTES:
         event = _without(event, _PROMPT_IDS)
     return event if len(event) <= _MOST_PARSED else b""
@@ -283,8 +379,11 @@ class LaterLeg:
         at, size, end = 0, len(events), long_end(events)
         while at < size:
             if at or not end:
-                found = events.find(b"\n\n", at)
-                end = size if found < 0 else found + 2
+                start = _next(_REWRITTEN, events, at)
+                done.append(events[at:start])
+                if start == size:
+                    break
+                at, end = start, _event_end(events, start)
             event = events[at:end]
             written = self._event(event) if event.startswith(b"data: {") else event
             if written is None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from itertools import pairwise
+from types import FrameType
 from typing import Any
 
 import orjson
@@ -370,3 +373,100 @@ def test_only_stop_strings_that_begin_before_the_joint_end_it(
         assert len(shown) < min(across)
     else:
         assert (shown, choices[-1]["finish_reason"]) == (said, "length")
+
+
+FLOODS = [
+    b"\n",
+    b"\n\n",
+    b":\n\n",
+    b"data: {}\n\n",
+    b'data: {"a":1}\n\n',
+    b"event: a\n\n",
+    b'data: {"usage":{}}\n\n',
+    b'data: "[DONE]"\n\n',
+    b'data: {"type":"x"}\n\n',
+    b'data: {"text":"\n\n',
+    b'data: {"content":""}\n\n',
+    b'"content":"a\n\n',
+    b'data: {"token_ids":[]}\n\n',
+    b'data: {"reasoning":"a"}\n\n',
+    b'data: {"tool_calls":[{}]}\n\n',
+    b'data: {"finish_reason":""}\n\n',
+    b'data: {,"choices":[]}\n\n',
+]
+READ_BYTES = 65536
+
+
+def calls(leg: FirstLeg | LaterLeg, data: bytes) -> int:
+    """Calls that it takes, of functions in Python and in C."""
+    count = 0
+
+    def counter(_frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(counter)
+    try:
+        leg.edit(data)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("unit", FLOODS, ids=repr)
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_read_of_short_events_is_few_calls(unit: bytes, *, is_later: bool) -> None:
+    """As many of them come in one read as an engine likes, and none has anything for a stream."""
+    leg: FirstLeg | LaterLeg = after_two()
+    if not is_later:
+        leg = FirstLeg(trail())
+        leg.edit(role([7]) + said("a", [1]))
+    assert calls(leg, unit * (READ_BYTES // len(unit))) <= 200
+
+
+def test_errors_in_a_row_are_not_read_without_end() -> None:
+    """Each is a client's, which no other instance would mend."""
+    refused = b'data: {"error":{"code":400,"message":"%b"}}\n\n' % (b"x" * 60)
+    leg = FirstLeg(trail())
+    leg.edit(role([7]) + said("a", [1]))
+    assert calls(leg, refused * 600) <= 2000
+    assert leg.edit(refused * 600) == refused * 600
+
+
+noise = st.sampled_from([b"\n", b":\n\n", b"data: {}\n\n", b"event: a\n\n", b'data: {"a":"b"}\n\n'])
+told = st.sampled_from(
+    [
+        said("a", [1]),
+        said("", [2]),
+        said("b", [3, 4], "stop"),
+        said('"token_ids":[1]', [5]),
+        said("", [1], "abort"),
+        said("x", None),
+        said("", [6], reasoning="hm"),
+        said("", [7], tool_calls=[{"index": 0}]),
+        b'data: {"token_ids":[8]}\n\n',
+        b'data: {"error":{"code":500}}\n\n',
+        b'data: {"error":{"code":400}}\n\n',
+        DONE,
+    ]
+)
+
+
+@given(st.lists(noise | told, max_size=14), st.sets(st.integers(1, 13)))
+def test_events_in_any_pieces_are_edited_alike(events: list[bytes], cuts: set[int]) -> None:
+    """What is passed over in bulk, alone or among others."""
+    whole, cut = FirstLeg(trail()), FirstLeg(trail())
+    got = whole.edit(role([7]) + b"".join(events))
+    places = [0, *sorted(at for at in cuts if at < len(events)), len(events)]
+    pieces = [b"".join(events[a:b]) for a, b in pairwise(places)]
+    assert b"".join([cut.edit(piece) for piece in [role([7]), *pieces]]) == got
+    assert (cut.lost, cut.withheld) == (whole.lost, whole.withheld)
+    assert (cut.trail.why, cut.trail.tokens) == (whole.trail.why, whole.trail.tokens)
+
+
+@given(st.lists(noise, max_size=8).map(b"".join), st.lists(noise, max_size=8).map(b"".join))
+def test_a_later_leg_hands_on_what_it_has_nothing_to_do_with(before: bytes, behind: bytes) -> None:
+    got = after_two().edit(before + text("c", [3]) + behind)
+    assert got.startswith(before)
+    assert got.endswith(behind)
+    assert len(got) > len(before) + len(behind)
