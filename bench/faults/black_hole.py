@@ -98,6 +98,13 @@ WAYS: dict[str, Script] = {
     "501": refuses(501),
     "redirect": says(plain(b"", "307 Temporary Redirect", "Location: /login\r\n")),
     "500": refuses(500),
+    "204": says(plain(b"", "204 No Content")),
+    "202": says(plain(b'{"status":"queued"}', "202 Accepted")),
+    "304": says(plain(b"", "304 Not Modified")),
+    "detail": says(plain(b'{"detail":"Engine is sleeping"}')),
+    "no stream": says(
+        plain(b'{"choices":[{"index":0,"message":{"content":"fine"},"finish_reason":"stop"}]}')
+    ),
 }
 
 

@@ -381,7 +381,8 @@ class Probes:
                     answer = await reply.read(TRIAL_BYTES)
                     if streams and reply.is_stream and b"[DONE]" not in answer:
                         raise UpstreamFailure(FailureKind.RESET, "its stream ended before its end")
-                    return hollow(endpoint_of(COMPLETIONS), reply, has_key=bool(auth))
+                    row = endpoint_of(COMPLETIONS)
+                    return hollow(row, reply, has_key=bool(auth), streams=streams or None)
                 finally:
                     reply.close()
         except TimeoutError:

@@ -47,6 +47,9 @@ END_NAMES: Final = tuple(name for names in LAST_EVENTS.values() for name in name
 """Names of the events that end the stream of some dialect."""
 
 
+_POSTED: Final = ("POST",)
+
+
 class Salting(Enum):
     """Whether engines keep tenants' KV apart on a path, by the body's field `cache_salt`."""
 
@@ -65,7 +68,7 @@ class Endpoint:
     path: str
     use: str
     """Its purpose for clients."""
-    methods: tuple[str, ...] = ("POST",)
+    methods: tuple[str, ...] = _POSTED
     """Its HTTP methods."""
     is_counted: bool = True
     """Metrics count it under its own label."""
@@ -78,6 +81,11 @@ class Endpoint:
     teaches: bool = False
     """A request is one prompt and its answer, so the engine's token counts match the bytes that the
     proxy saw."""
+
+    @property
+    def is_posted(self) -> bool:
+        """Whether a request is answered from what it brings, with status 200."""
+        return self.methods == _POSTED
 
     @property
     def label(self) -> str:

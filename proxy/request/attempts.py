@@ -217,8 +217,14 @@ class Attempts:
 
     def hollow_of(self, answer: UpstreamResponse) -> UpstreamFailure | None:
         """Why an answer is hollow; None if it may be useful."""
+        return self._hollow_of(answer, streams=self._record.stream)
+
+    def _hollow_of(
+        self, answer: UpstreamResponse, *, streams: bool | None
+    ) -> UpstreamFailure | None:
         has_key = bool(self._owners.instances.connect_options.auth)
-        return hollow(self._row, answer, has_key=has_key, may_move=self._may_move)
+        may_move = self._may_move
+        return hollow(self._row, answer, has_key=has_key, may_move=may_move, streams=streams)
 
     def _asks_about(self, why: UpstreamFailure) -> bool:
         return self._flow.asks_about(self.failure(why), self._owners.clock.now_s())
@@ -337,7 +343,7 @@ class Attempts:
         self, result: Fallback | Unusable, limit: LegLimit, replies: list[UpstreamResponse]
     ) -> PrefillFailed:
         """P's leg has ended without KV for D, within its limit or at it; `replies`: its answers."""
-        why = self.hollow_of(replies[-1]) if replies else None
+        why = self._hollow_of(replies[-1], streams=None) if replies else None
         hollow = None if why is None else self.failure(why)
         if isinstance(result, Unusable):
             return PrefillFailed(result.why, hollow, result.left, result.edits)

@@ -95,7 +95,8 @@ _LEAVES_KV: Final = frozenset(
 """Failures of a fetching D after which P may keep the KV: it was not released."""
 _MAY_WAIT: Final = frozenset({FailureKind.BUSY, FailureKind.TOO_LONG})
 """Failures after which there is an instance for the request, which may be busy."""
-SUCCESS: Final = 200
+REDIRECTIONS: Final = 300
+"""The least status that is no success."""
 MAX_WAITS: Final = 2
 """Most waits in the queue of a request that engines refused as busy."""
 
@@ -199,7 +200,8 @@ A leg that was left (PREFILL_LEFT, DECODE_LEFT) may be over at any time afterwar
 
 def _is_refusal(hollow: LegFailure) -> bool:
     """Whether a hollow answer is a client's error, so that it may be right."""
-    return hollow.kind is not FailureKind.KEY_REFUSED and hollow.status != SUCCESS
+    is_success = hollow.status is not None and hollow.status < REDIRECTIONS
+    return hollow.kind is not FailureKind.KEY_REFUSED and not is_success
 
 
 class RequestFlow:

@@ -21,7 +21,8 @@ from proxy.protocol.streams.sse import (
 BUSY_STATUSES = frozenset({429, 503, 529})
 KEY_STATUSES = frozenset({401, 403})
 ERROR_BODY_BYTES = 65536
-_OK, _NOT_MODIFIED, _NOT_FOUND = 200, 304, 404
+_OK, _REDIRECTIONS, _NOT_MODIFIED, _NOT_FOUND = 200, 300, 304, 404
+_UNASKED, _NO_STREAM = "it is a stream, which was not asked for", "a stream was asked for"
 TOO_LONG_STATUSES = frozenset({400, 413, 422})
 _TOO_LONG = re.compile(
     rb"context[ _](?:length|size|window)|max_model_len|maximum model length|input_tokens|"
@@ -67,39 +68,61 @@ async def look_at(
 
 
 def hollow(
-    row: Endpoint, reply: UpstreamResponse, *, has_key: bool, may_move: bool = False
+    row: Endpoint,
+    reply: UpstreamResponse,
+    *,
+    has_key: bool,
+    may_move: bool = False,
+    streams: bool | None = None,
 ) -> UpstreamFailure | None:
     """Why an answer that has begun is hollow; None where it may be of use.
 
     `has_key`: the instance was sent the proxy's own key; `may_move`: a stream may migrate.
+    `streams`: whether a stream was asked for; None: it does not matter.
     """
     status = reply.status
-    if status >= 400:
-        refused = has_key and status in KEY_STATUSES
-        kind = FailureKind.KEY_REFUSED if refused else FailureKind.HOLLOW
-        own = " to the proxy's own key" if refused else ""
-        return UpstreamFailure(kind, f"status {status}{own}", status=status)
-    if status != _OK or reply.head.is_packed or reply.held_bytes > HOLD_BYTES or row is OTHER:
+    if status != _OK:
+        return _other_status(row, status, has_key=has_key)
+    if row.teaches and streams is not None and streams is not reply.is_stream:
+        why: str | None = _UNASKED if reply.is_stream else _NO_STREAM
+    elif reply.head.is_packed or reply.held_bytes > HOLD_BYTES or row is OTHER:
         return None
-    body = b"".join(reply.body)
-    if reply.is_stream:
+    elif reply.is_stream:
+        body = b"".join(reply.body)
         if b"error" in body and begins_with_error(reply):
             failure = in_band_error(first_event(body) or b"")
             return UpstreamFailure(FailureKind.HOLLOW, failure.detail, status=failure.status)
         is_whole = reply.is_over and reply.failure is None
         why = why_hollow_stream(row.dialect, body, is_over=is_whole, may_move=may_move)
-    elif reply.is_over and reply.failure is None:
-        why = why_hollow(row, reply.head.kind, body)
     else:
-        return None
+        why = _why_whole(row, reply)
     if why is None:
         return None
     return UpstreamFailure(FailureKind.HOLLOW, f"a hollow answer: {why}", status=status)
 
 
+def _other_status(row: Endpoint, status: int, *, has_key: bool) -> UpstreamFailure | None:
+    """A refusal, or a success that no client can be the cause of: engines answer with 200."""
+    if status >= 400:
+        refused = has_key and status in KEY_STATUSES
+        kind = FailureKind.KEY_REFUSED if refused else FailureKind.HOLLOW
+        own = " to the proxy's own key" if refused else ""
+        return UpstreamFailure(kind, f"status {status}{own}", status=status)
+    if not row.is_posted:
+        return None
+    detail = f"status {status}, which is no answer of this path"
+    return UpstreamFailure(FailureKind.HOLLOW, detail, status=status)
+
+
+def _why_whole(row: Endpoint, reply: UpstreamResponse) -> str | None:
+    is_whole = reply.is_over and reply.failure is None
+    return why_hollow(row, reply.head.kind, b"".join(reply.body)) if is_whole else None
+
+
 def is_refusal(hollow: UpstreamFailure) -> bool:
     """Whether a hollow answer is a client's error, so that it may be right."""
-    return hollow.kind is FailureKind.HOLLOW and hollow.status != _OK
+    is_success = hollow.status is not None and hollow.status < _REDIRECTIONS
+    return hollow.kind is FailureKind.HOLLOW and not is_success
 
 
 def begins_with_error(reply: UpstreamResponse) -> bool:

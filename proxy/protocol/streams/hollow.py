@@ -39,7 +39,13 @@ _TOLD: Final = re.compile(
     rb'"status"\s*:\s*"(?:completed|incomplete|queued|cancelled)"'
 )
 """The parts of a stream that report its end."""
-_CHOICES: Final = b'"choices"'
+_MEMBERS: Final = {
+    Dialect.CHAT: b'"choices"',
+    Dialect.COMPLETIONS: b'"choices"',
+    Dialect.MESSAGES: b'"content"',
+    Dialect.RESPONSES: b'"output"',
+}
+"""The member without which a whole answer is none."""
 _A_CHOICE: Final = b'"choices":[{'
 _NO_CHOICE: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _HINTS: Final = (*_BROKEN_HINTS, b"[DONE]")
@@ -53,12 +59,17 @@ _PLAIN: Final = {
 _NAMED_HINTS: Final = (*_BROKEN_HINTS, b"message_stop", b"response.")
 """Without any of them a stream that has begun is not at its end."""
 _OBJECT: Final = re.compile(rb"\s*[{\[]")
-_ERROR: Final = re.compile(rb'\s*\{\s*(?:"error"\s*:\s*[{"]|"object"\s*:\s*"error")')
-"""An error under status 200, as it begins."""
+_ERROR: Final = re.compile(
+    rb'\s*\{\s*(?:"error"\s*:\s*[{"]|"object"\s*:\s*"error"|"detail"\s*:\s*[{"\[])'
+)
+"""An error under status 200, as it begins; `detail` is what web frameworks write."""
+_MAYBE_ERRORS: Final = (b'{"e', b'{"o', b'{"d', b"{ ", b"{\n", b"{\r", b"{\t", b" ", b"\n", b"\r")
+"""How one begins: the pattern is tried on nothing else."""
 _NOTHING: Final = frozenset({b"", b"{}", b"null", b'""'})
 _NOTHING_BYTES: Final = 64
 """Longer ones are not looked at for being empty."""
 EMPTY: Final = "it has nothing in it"
+_OTHER_KIND: Final = "it is not an answer of this path"
 
 
 def broken(
@@ -128,13 +139,13 @@ def why_hollow(row: Endpoint, kind: bytes, body: bytes) -> str | None:
         return "it is a web page"
     if len(body) <= _NOTHING_BYTES and body.strip() in _NOTHING:
         return EMPTY
-    if not row.teaches:
-        return None
-    is_object = body.startswith(b"{") or _OBJECT.match(body) is not None
-    if not is_object or (body.rfind(b'"error"') >= 0 and _ERROR.match(body) is not None):
-        return "it is not an answer of this path"
-    at = body.find(_CHOICES) if row.dialect in _CHUNKS else -1
-    is_plain = at < 0 or body.startswith(_A_CHOICE, at)
+    is_error = row.is_posted and body.startswith(_MAYBE_ERRORS) and _ERROR.match(body) is not None
+    if is_error or not row.teaches:
+        return _OTHER_KIND if is_error else None
+    at = body.find(_MEMBERS[row.dialect])
+    if at < 0 or not (body.startswith(b"{") or _OBJECT.match(body) is not None):
+        return _OTHER_KIND
+    is_plain = row.dialect not in _CHUNKS or body.startswith(_A_CHOICE, at)
     has_none = not is_plain and _NO_CHOICE.match(body, at) is not None
     return EMPTY if has_none else broken(row.dialect, body, is_stream=False)
 

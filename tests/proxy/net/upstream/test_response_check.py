@@ -6,11 +6,14 @@ import pytest
 
 from proxy.core.types import FailureKind
 from proxy.net.upstream.response_check import (
+    hollow,
     in_band_error,
     is_plainly_good,
+    is_refusal,
     look_at,
     look_for_length,
 )
+from proxy.protocol.endpoints import OTHER, endpoint_of
 from proxy.protocol.errors import UpstreamFailure
 from tests.support.harness import DONE, STREAM_HEAD, chunk, event, plain
 from tests.support.upstream_peer import Peer, serving
@@ -95,6 +98,63 @@ async def test_a_refusal_brings_its_body_and_when_to_come_again() -> None:
     failure = raised.value
     assert (failure.status, failure.body) == (503, b'{"busy":1}')
     assert failure.headers == {"Content-Type": "application/json", "Retry-After": "7"}
+
+
+GOOD_CHAT = plain(b'{"choices":[{"message":{"content":"a"}}]}')
+GOOD_STREAM = STREAM_HEAD + chunk(event("a")) + DONE
+
+
+async def why(path: str, answer: bytes, *, streams: bool | None) -> UpstreamFailure | None:
+    async with serving(Peer([answer]).serve) as upstream:
+        reply = await upstream.send("POST", "/v1/x", b"", b"{}")
+        while not reply.is_over and await reply.more():
+            pass
+        row = OTHER if path == "/own" else endpoint_of(path)
+        found = hollow(row, reply, has_key=False, streams=streams)
+        reply.close()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "streams"),
+    [
+        ("/v1/chat/completions", plain(b"", "204 No Content"), False),
+        ("/v1/chat/completions", plain(b"{}", "299 Odd"), True),
+        ("/v1/completions", plain(b'{"status":"queued"}', "202 Accepted"), False),
+        ("/v1/messages", plain(b"{}", "206 Partial Content"), False),
+        ("/v1/embeddings", plain(b"", "204 No Content"), False),
+        ("/v1/chat/completions", GOOD_CHAT, True),
+        ("/v1/chat/completions", GOOD_STREAM, False),
+        ("/v1/messages", GOOD_STREAM, False),
+        ("/v1/responses", plain(b'{"output":[]}'), True),
+    ],
+)
+async def test_what_is_no_answer_of_its_path(path: str, answer: bytes, *, streams: bool) -> None:
+    found = await why(path, answer, streams=streams)
+    assert found is not None
+    assert found.kind is FailureKind.HOLLOW
+    assert not is_refusal(found), "no client can be the cause of it"
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "streams"),
+    [
+        ("/v1/chat/completions", GOOD_CHAT, False),
+        ("/v1/chat/completions", GOOD_CHAT, None),
+        ("/v1/chat/completions", GOOD_STREAM, True),
+        ("/v1/audio/transcriptions", plain(b'{"text":"a"}'), True),
+        ("/v1/audio/transcriptions", GOOD_STREAM, False),
+        ("/v1/responses/resp_1", plain(b"", "204 No Content"), False),
+        ("/v1/responses/resp_1", GOOD_STREAM, False),
+        ("/own", plain(b"", "204 No Content"), True),
+        ("/own", plain(b"{}", "202 Accepted"), False),
+        ("/own", GOOD_STREAM, False),
+    ],
+)
+async def test_what_may_be_an_answer_of_its_path(
+    path: str, answer: bytes, *, streams: bool | None
+) -> None:
+    assert await why(path, answer, streams=streams) is None
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,10 @@ def response(status: str, more: bytes) -> bytes:
         ("/v1/embeddings", b'{"data":[]}'),
         ("/tokenize", b'{"tokens":[]}'),
         ("/v1/audio/transcriptions", b"words as text"),
+        ("/v1/audio/transcriptions", b'{"text":"{\\"detail\\":\\"x\\"}"}'),
+        ("/v1/responses/resp_1", b'{"error":{"message":"it has failed"},"id":"resp_1"}'),
+        ("/v1/rerank", b'{"detail":null,"results":[]}'),
+        (CHAT, chat("", "tool_calls").replace(b'""', b'null,"tool_calls":[{"id":"c"}]')),
     ],
 )
 def test_answers_that_may_be_of_use(path: str, body: bytes) -> None:
@@ -75,6 +79,13 @@ def test_answers_that_may_be_of_use(path: str, body: bytes) -> None:
         (CHAT, b'{"choices":[{"finish_reason":"abort"}],"usage":{"a":{"b":[1]}},"x":"}]}"}'),
         ("/v1/embeddings", b"{}"),
         ("/tokenize", b""),
+        (CHAT, b'{"detail":"Engine is sleeping"}'),
+        (TEXT, b'{"id":"x","object":"text_completion","usage":{}}'),
+        ("/v1/messages", b'{"type":"message","detail":[]}'),
+        (RESPONSES, b'{"status":"sleeping"}'),
+        ("/v1/embeddings", b'{"detail":"Engine is sleeping"}'),
+        ("/v1/score", b'\n { "detail" : [{"msg":"x"}]}'),
+        ("/tokenize", b'{"error":{"message":"asleep"}}'),
     ],
 )
 def test_answers_that_serve_nobody(path: str, body: bytes) -> None:
