@@ -301,7 +301,8 @@ class Prices:
         """The best candidate, or the session's home if that costs at most MARGIN_S more.
 
         A short prompt leaves no cached block that would favour its home. Where what the home has is
-        doubted, it is kept as long as it carries no more: the doubt is no reason to leave.
+        doubted, it is kept as long as it carries no more: the doubt is no reason to leave. One that
+        fails is left.
         """
         free = self._free
         home = free.place_of(self._view.home)
@@ -309,6 +310,8 @@ class Prices:
             return best
         if self.costs_s[home] <= self.costs_s[best] + MARGIN_S:
             return home
+        if free.has_failed[home] or (free.doubts is not None and free.doubts[home] > 0.0):
+            return best  # that is a reason, whatever its cache holds
         if not free.is_home_doubted or free.hit_tokens[home] < free.hit_tokens[best]:
             return best
         has_more = free.loads[home].ongoing_tokens > free.loads[best].ongoing_tokens
