@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from proxy.config.values import InstanceSpec
 from proxy.core.accounts.engine_reports import EngineKv, EngineStats
 from proxy.core.fleet.health import MUTE_S, Change, State
+from proxy.core.fleet.short import WHY
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.types import THRESHOLD_FIELDS, FailureKind, Instance
 from proxy.net.timeouts import Clock
@@ -307,9 +308,10 @@ class Instances:
         """Warn while answers of an instance are hollow by its own fault, as far as known."""
         member = self.known.fleet.get(name)
         if member is not None:
-            hollow = member.health.hollow
+            hollow, is_short = member.health.hollow, member.health.short.is_doubted
             is_so = hollow.doubts > 0 or hollow.weight(self.clock.now_s()) > 0
-            self.warn(name, "answers", f"its answers are hollow: {hollow.why}" if is_so else None)
+            why = f"its answers are hollow: {hollow.why}" if is_so else WHY if is_short else None
+            self.warn(name, "answers", why)
 
     def observe_start(self, name: str, start_s: float | None) -> None:
         """Note the start time that an instance's process reports, unix seconds."""

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,16 +16,18 @@ import xxhash
 
 from proxy.config.in_force import OptionsInForce
 from proxy.core.fleet.health import FAULT_KINDS, HOLLOW_KINDS, State
+from proxy.core.fleet.short import WHY
 from proxy.core.types import FailureKind
 from proxy.fleet.engine_metrics import parse
 from proxy.fleet.instances import Instances
 from proxy.net.peer_documents import in_turns
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import LIST_BYTES, Upstream, context_lengths, flag_in, model_cards
-from proxy.net.upstream.response_check import KEY_STATUSES, hollow, look_at
+from proxy.net.upstream.response_check import KEY_STATUSES, hollow, is_refusal, look_at
 from proxy.protocol.endpoints import endpoint_of
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
 from proxy.protocol.offloadable import COMPLETIONS
+from proxy.protocol.streams.hollow import is_short
 from proxy.telemetry.log import Throttle
 
 TICKS = 4
@@ -35,6 +38,9 @@ TRIAL_TICK_S = 0.5
 TRIAL_S = 5.0
 TRIAL_BYTES = 65536
 STREAM_TOKENS = 4
+LENGTH_TOKENS = 32
+"""Of a trial of an instance whose answers end at once."""
+_CHAT = "/v1/chat/completions"
 """Of a trial that is a stream."""
 ENGINE_ID_EVERY = 3
 """The engine's id is read at every n-th probe: another id means another process."""
@@ -348,14 +354,22 @@ class Probes:
             if peer is None and member.health.is_only_hollow:
                 return  # nobody could tell whose fault it is
         streams = member is not None and member.health.broken.cuts > 0
-        failure, is_blind = await self._tried(upstream, models[0], streams=streams), False
+        path = ""
+        if member is not None and member.health.is_only_short:
+            path, streams = member.health.short.path, member.health.short.streams
+        tried = partial(self._tried, model=models[0], path=path)
+        failure, is_blind = await tried(upstream, streams=streams), False
         if failure is not None and failure.kind in HOLLOW_KINDS:
-            theirs = None if peer is None else await self._tried(peer, models[0])
+            theirs = None
+            if peer is not None:
+                theirs = await tried(peer, streams=streams and bool(path))
             is_blind = peer is None or (theirs is not None and theirs.status == failure.status)
             if theirs is not None and theirs.kind not in HOLLOW_KINDS:
                 detail = f"{failure.detail}, and its peer failed as well: {theirs.detail}"
                 failure = UpstreamFailure(FailureKind.TIMEOUT, detail)  # decides nothing
-        self._instances.trial_ended(name, None if is_blind else failure, is_blind=is_blind)
+        self._instances.trial_ended(
+            name, None if is_blind else failure, is_blind=is_blind and not path
+        )
 
     def _peer_of(self, name: str, model: str) -> Upstream | None:
         """Another instance that serves the model, one that nothing is wrong with where possible."""
@@ -364,25 +378,50 @@ class Probes:
         return self._instances.get(peers[0].instance.name) if peers else None
 
     async def _tried(
-        self, upstream: Upstream, model: str, *, streams: bool = False
+        self, upstream: Upstream, model: str, path: str = "", *, streams: bool = False
     ) -> UpstreamFailure | None:
         """How a short request failed on an instance, or what its answer is; None: it served.
 
-        One token in one piece, or a stream of a few, to its end.
+        One token in one piece, or a stream of a few, to its end. `path`: where answers with next
+        to nothing in them came from, so that more is asked for.
         """
+        if path:
+            return await self._tried_at_length(upstream, model, path, streams=streams)
         more = {"max_tokens": STREAM_TOKENS, "stream": True} if streams else {"max_tokens": 1}
         body = orjson.dumps({"model": model, "prompt": "1"} | more)
+        return await self._asked(upstream, COMPLETIONS, body, streams=streams)
+
+    async def _tried_at_length(
+        self, upstream: Upstream, model: str, path: str, *, streams: bool
+    ) -> UpstreamFailure | None:
+        """The same of an answer of several tokens, which its model may not end before."""
+        request: dict[str, object] = {"model": model, "max_tokens": LENGTH_TOKENS}
+        request |= {"ignore_eos": True, "stream": streams}
+        if path == _CHAT:
+            request["messages"] = [{"role": "user", "content": "1"}]
+        else:
+            path, request["prompt"] = COMPLETIONS, "1"
+        body = orjson.dumps(request)
+        failure = await self._asked(upstream, path, body, streams=streams, is_long=True)
+        return None if failure is not None and is_refusal(failure) else failure
+
+    async def _asked(
+        self, upstream: Upstream, path: str, body: bytes, *, streams: bool, is_long: bool = False
+    ) -> UpstreamFailure | None:
         auth = self._instances.connect_options.auth
         try:
             with Limit(TRIAL_S):
-                reply = await upstream.send("POST", COMPLETIONS, _JSON + auth, body)
+                reply = await upstream.send("POST", path, _JSON + auth, body)
                 try:
                     await look_at(reply)
                     answer = await reply.read(TRIAL_BYTES)
                     if streams and reply.is_stream and b"[DONE]" not in answer:
                         raise UpstreamFailure(FailureKind.RESET, "its stream ended before its end")
-                    row = endpoint_of(COMPLETIONS)
-                    return hollow(row, reply, has_key=bool(auth), streams=streams or None)
+                    row = endpoint_of(path)
+                    why = hollow(row, reply, has_key=bool(auth), streams=streams or None)
+                    if why is None and is_long and is_short(answer):
+                        return UpstreamFailure(FailureKind.HOLLOW, WHY, status=reply.status)
+                    return why
                 finally:
                     reply.close()
         except TimeoutError:

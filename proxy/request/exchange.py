@@ -58,7 +58,7 @@ from proxy.protocol.prompt.facts import (
     TokenEstimator,
     most_output_tokens,
 )
-from proxy.protocol.streams.hollow import broken
+from proxy.protocol.streams.hollow import broken, is_short
 from proxy.request import client_request
 from proxy.request.attempts import Attempts, LegOwners
 from proxy.request.client_request import Outgoing
@@ -78,6 +78,8 @@ from proxy.telemetry.requests import RequestTelemetry
 DEFECT = "a defect of the proxy"
 """`error` of a request that ended by an exception that nothing here expects."""
 UNREAD = "the client was cut: it did not read, and others needed the room"
+FEW_TOKENS = 8
+"""A request that allows no more says nothing on the length of answers."""
 _SESSION_ID = istr("X-Session-ID")
 _GIANT_BYTES = 1 << 19
 """Freed memory is kept for a while after a body of this size: others may follow."""
@@ -147,6 +149,8 @@ class Exchange:
         "_ends_s",
         "_flow",
         "_has_no_room",
+        "_is_legible",
+        "_is_short",
         "_is_too_hot",
         "_media",
         "_most_output",
@@ -192,6 +196,7 @@ class Exchange:
         self.priority = Priority.NORMAL
         self._scope: Limit | None = None
         self._is_too_hot = self._has_no_room = False
+        self._is_short = self._is_legible = False
         self._owner = ""
 
     async def run(self) -> web.StreamResponse:
@@ -470,7 +475,9 @@ class Exchange:
                 flow.came_whole(now_s)
             else:
                 flow.first_token(now_s, seen=False)
+        self._is_legible = answer.status == 200 and not answer.head.is_packed and why is None
         if is_whole(self.request, answer):
+            self._is_short = self._is_short_answer(answer)
             response = ClientResponse(self.request, answer, self._extra_lines())
             self._usage = pass_on(self.request, answer, response)
             return response
@@ -478,6 +485,10 @@ class Exchange:
             answer.close()
             return self._reject(SHORT_OF_MEMORY)
         return await self._pass_on(flow, attempts, answer)
+
+    def _is_short_answer(self, answer: UpstreamResponse) -> bool:
+        """Whether a whole answer has next to nothing in it."""
+        return self._row.teaches and self._is_legible and is_short(b"".join(answer.body))
 
     async def _pass_on(
         self, flow: RequestFlow, attempts: Attempts, answer: UpstreamResponse
@@ -617,6 +628,7 @@ class Exchange:
                 teaches = self._teaches()
                 is_believed = teaches and not owners.known.is_usage_doubted(decode)
                 if record.outcome is Outcome.OK:
+                    self._note_length(flow)
                     ratio = cached_ratio(record.cached_tokens, record.prompt_tokens)
                     tells_hits = is_believed and self._is_one_answer
                     flow.completed(*((ratio, self._counts()) if tells_hits else (None,)))
@@ -626,6 +638,22 @@ class Exchange:
                 if teaches:
                     self._learn(decode)
         owners.telemetry.over(record, self._row.label)
+
+    def _note_length(self, flow: RequestFlow) -> None:
+        """Compare the whole answer's length with others', where its client has set it no limit."""
+        if not self._row.teaches or flow.moves or not self._is_legible:
+            return
+        stream = self._stream
+        short = self._is_short if stream is None else stream.is_short
+        if short:
+            most = self._most_output
+            if stream is None:
+                most = most_output_tokens(self.out.found.fields)
+            if most is not None and most <= FEW_TOKENS:
+                return
+        now_s = self.owners.clock.now_s()
+        if why := flow.ended_short(self.path, now_s, is_short=short):
+            self.owners.instances.act(flow.route.decode.name, None, why)
 
     def _link(self, route: Route, *, is_believed: bool) -> None:
         """Link the prompt to its instance's published blocks, so events predict later hits."""

@@ -16,7 +16,7 @@ from proxy.net.upstream.response import UpstreamResponse
 from proxy.net.upstream.response_check import in_band_error
 from proxy.protocol.endpoints import ENDED, ENDED_BY_NAME, OFFLOADABLE, Dialect, endpoint_of
 from proxy.protocol.errors import UpstreamFailure
-from proxy.protocol.streams.hollow import ends_hollow
+from proxy.protocol.streams.hollow import ends_hollow, is_short_stream
 from proxy.protocol.streams.legs import EditingScanner, FirstLeg
 from proxy.protocol.streams.sse import Scanner
 from proxy.protocol.streams.trail import Trail
@@ -113,6 +113,11 @@ class Streaming:
         if dialect is Dialect.RESPONSES:
             return scanner.usage(b'{"response":{'), b""
         return scanner.usage(), scanner.first_data
+
+    @property
+    def is_short(self) -> bool:
+        """Whether next to nothing has passed, for a whole answer."""
+        return is_short_stream(self._scanner)
 
     @property
     def events(self) -> int:

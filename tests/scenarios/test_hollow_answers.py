@@ -13,7 +13,19 @@ import pytest
 from bench.faults.black_hole import GOOD, WAYS, ends, refuses
 from proxy.core.fleet.health import State
 from proxy.core.fleet.hollow import REFUSALS
-from tests.support.harness import RawEngine, Script, ServedProxy, chat, plain, says, until
+from tests.support.harness import (
+    DONE,
+    STREAM_HEAD,
+    RawEngine,
+    Script,
+    ServedProxy,
+    chat,
+    chunk,
+    event,
+    plain,
+    says,
+    until,
+)
 
 BAD = b'"temperature":-9'
 """In requests that no engine serves."""
@@ -225,3 +237,53 @@ async def test_what_only_newer_engines_serve_ejects_no_older_one(tmp_path: Path)
         assert statuses.count(200) >= 40 - REFUSALS
         assert proxy.router.known.fleet.is_up("e0")
         await until(lambda: not proxy.router.known.fleet.get("e0").health.hollow.doubts)
+
+
+LONG = STREAM_HEAD + chunk(event("a whole answer") + event(" to it")) + DONE
+STOP = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+SHORT = {
+    "empty": STREAM_HEAD + chunk(STOP) + DONE,
+    "one token": STREAM_HEAD + chunk(event("!") + STOP) + DONE,
+    "no content, usage": STREAM_HEAD
+    + chunk(STOP + b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":0}}\n\n')
+    + DONE,
+}
+
+
+@pytest.mark.parametrize("way", list(SHORT))
+async def test_one_that_gives_next_to_nothing_is_left_until_it_gives_more(
+    tmp_path: Path, way: str
+) -> None:
+    scripts = says(SHORT[way]), says(LONG), says(LONG)
+    async with fleet(tmp_path, *scripts, health_interval=0.1) as (proxy, engines):
+        short = 0
+        for i in range(40):
+            body = chat(f"t{i}", max_tokens=100)
+            got = await proxy.post(body, headers={"X-Session-ID": f"s{i}"})
+            short += got.text != "a whole answer to it"
+        assert short <= 8
+        await until(lambda: not proxy.router.known.fleet.is_up("e0"), "its trial fails")
+        async with proxy.http.get("/health") as response:
+            told = (await response.json())["instances"]["e0"]
+        assert "next to nothing" in told["warnings"][0]
+        assert "next to nothing" in told["last_error"]
+        engines[0].scripts = [says(LONG)]
+        await until(lambda: proxy.router.known.fleet.is_up("e0"), "it is tried again", 15)
+
+
+@pytest.mark.parametrize("way", list(SHORT))
+async def test_next_to_nothing_from_all_or_as_was_asked_for_costs_nobody_anything(
+    tmp_path: Path, way: str
+) -> None:
+    for name, others, most in (("all", SHORT[way], 100), ("asked", LONG, 1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        scripts = says(SHORT[way]), says(others)
+        async with fleet(folder, *scripts) as (proxy, engines):
+            for i in range(40):
+                await proxy.post(chat(f"t{i}", max_tokens=most), headers={"X-Session-ID": f"s{i}"})
+            healths = [proxy.router.known.fleet.get(name).health for name in ("e0", "e1")]
+            if name == "asked":
+                assert not any(health.is_suspect for health in healths)
+                assert not any(is_trial(b) for engine in engines for b in engine.posts)
+            assert all(health.is_up for health in healths)

@@ -11,6 +11,7 @@ from proxy.core.fleet.askers import FADE_MOST_S
 from proxy.core.fleet.health import FAULT_KINDS, Change, State
 from proxy.core.fleet.hollow import FADE_S
 from proxy.core.fleet.members import SAME_START_S, Fleet, Member
+from proxy.core.fleet.short import WHY
 from proxy.core.types import FailureKind
 
 
@@ -153,6 +154,26 @@ class InstanceEvents:
             member.health.hollow.served(since_s)
             member.health.broken.served(since_s)
             member.health.askers.served(client, since_s)
+
+    def ended(
+        self, name: str, model: str, path: str, now_s: float, *, is_short: bool, streams: bool
+    ) -> str:
+        """Note how long a whole answer is; returns what speaks against the instance, if it does."""
+        member = self._fleet.get(name)
+        if member is None:
+            return ""
+        short = member.health.short
+        short.note(is_short=is_short)
+        if not is_short:
+            return ""
+        peers = [m.health.short for m in self._fleet.believed(model) if m is not member]
+        known, count = sum([p.known for p in peers]), sum([p.count for p in peers])
+        if not peers or not short.is_odd(now_s, known, count):
+            return ""
+        self._fleet.note_doubt(now_s + FADE_S)
+        member.health.shortened(path, WHY, now_s, streams=streams)
+        member.health.since_s(now_s)
+        return WHY
 
     def answered(self, name: str, *, is_served: bool = True) -> None:
         """A client's request got an answer from the instance; see `Health.answered`."""

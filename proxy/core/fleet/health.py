@@ -45,6 +45,7 @@ from enum import StrEnum
 from proxy.core.fleet.askers import DOUBTS, HOLLOW_GAIN, Askers, Unjudged
 from proxy.core.fleet.broken import Broken
 from proxy.core.fleet.hollow import Hollow
+from proxy.core.fleet.short import Short
 from proxy.core.types import FailureKind
 
 FALL = 2
@@ -146,6 +147,8 @@ class Health:
     """Its failures of DOUBT_KINDS."""
     hollow: Hollow = field(default_factory=Hollow)
     """Its hollow answers."""
+    short: Short = field(default_factory=Short)
+    """Its answers with next to nothing in them."""
     broken: Broken = field(default_factory=Broken)
     """Its answers that broke off after they had begun, and failures that another one has served."""
     askers: Askers = field(default_factory=Askers)
@@ -204,13 +207,13 @@ class Health:
     @property
     def is_suspect(self) -> bool:
         """Whether something has failed, or was hollow, since it last worked."""
-        return self.has_failed_lately or self.hollow.doubts > 0
+        return self.has_failed_lately or self.hollow.doubts > 0 or self.short.is_doubted
 
     @property
     def is_doubted(self) -> bool:
         """Whether a trial has to say if it still works: it only fails lately, for all one sees."""
         is_failing = self.unjudged.count >= DOUBTS or self.hollow.doubts > 0
-        return is_failing or self.broken.is_open
+        return is_failing or self.broken.is_open or self.short.is_doubted
 
     def is_failing_for(self, client: str) -> bool:
         """Whether that is so for a client's requests that could be repeated elsewhere."""
@@ -218,7 +221,8 @@ class Health:
 
     def has_failed_for(self, client: str) -> bool:
         """Whether something has failed since it last worked, or was hollow to this client."""
-        return self.has_failed_lately or self._is_hollow_for(client)
+        is_doubted = self.has_failed_lately or self.short.is_doubted
+        return is_doubted or self._is_hollow_for(client)
 
     def _is_hollow_for(self, client: str) -> bool:
         hollow = self.hollow
@@ -229,8 +233,19 @@ class Health:
 
         One that is out for that may be used all the same, where more than half of the fleet is out.
         """
-        is_out = not self.is_up and self.hollow.doubts > 0
-        return 1.0 if is_out else self.hollow.weight(now_s)
+        is_out = not self.is_up and (self.hollow.doubts > 0 or self.short.is_doubted)
+        return 1.0 if is_out else max(self.hollow.weight(now_s), self.short.weight(now_s))
+
+    @property
+    def is_only_short(self) -> bool:
+        """Whether it is in doubt for short answers alone, so that a trial asks for a long one."""
+        is_failing = self.unjudged.count >= DOUBTS or self.hollow.doubts > 0
+        return self.short.is_doubted and not (is_failing or self.broken.is_open)
+
+    def shortened(self, path: str, error: str, now_s: float, *, streams: bool) -> None:
+        """A short answer counts, as its peers give longer ones: a trial decides."""
+        self._note(error, now_s)
+        self.short.doubt(path, now_s, streams=streams)
 
     def weight_for(self, client: str, now_s: float) -> float:
         """Doubt for one client's requests, 0 to 1, by what has failed here."""
@@ -425,7 +440,7 @@ class Health:
         if self.is_up:
             is_rested = now_s - self._doubt_trial_s >= DOUBT_TRIAL_S * 2.0**self._undecided
             is_due = self.unjudged.count >= DOUBTS or self.hollow.is_trial_due(now_s)
-            is_due = is_due or self.broken.is_trial_due(now_s)
+            is_due = is_due or self.broken.is_trial_due(now_s) or self.short.is_doubted
             return is_due and is_rested and self._is_calm(now_s)
         open_until_s = self._open_until_s
         is_over = open_until_s is not None and open_until_s <= now_s
@@ -464,6 +479,7 @@ class Health:
         self._late = self._undecided = 0
         self.unjudged.clear()
         self.hollow.passed(is_blind=is_blind)
+        self.short.passed(now_s)
         self.broken.passed(now_s)
         if self.is_up or not self.trial_due(now_s):
             return None
@@ -476,6 +492,7 @@ class Health:
         self._connects = self._opened = self._late = self._undecided = 0
         self.unjudged.clear()
         self.hollow.renew()
+        self.short.clear()
         self.broken.clear()
         self.askers.clear()
         if self._open_until_s is not None:
@@ -510,6 +527,7 @@ class Health:
         self._failed = self._connects = self._late = self._undecided = 0
         self.unjudged.clear()
         self.hollow.returned()
+        self.short.clear()
         self.broken.clear()
         self.askers.clear()
         self.back_s = now_s

@@ -573,6 +573,15 @@ class RequestFlow:
         if result is not ReleaseResult.RELEASED:
             self._unreleased(now_s)
 
+    def ended_short(self, path: str, now_s: float, *, is_short: bool) -> str:
+        """Note how long the whole answer is; returns what speaks against D, if it does."""
+        name, told = self.route.decode.name, self._known.events.ended
+        why = told(name, self._facts.model, path, now_s, is_short=is_short, streams=self._streams)
+        if why:
+            self._is_served = False
+            self.route.measured = None  # nothing is learned of how quickly it ends
+        return why
+
     def completed(self, cached_ratio: float | None, counts: Counts | None = None) -> None:
         """The answer is whole; see `Router.completed`."""
         if self._is_served:

@@ -72,6 +72,39 @@ EMPTY: Final = "it has nothing in it"
 _OTHER_KIND: Final = "it is not an answer of this path"
 
 
+SHORT_BYTES: Final = 6
+"""Text up to this is next to nothing: a word."""
+SHORT_EVENTS, SHORT_STREAM_BYTES = 12, 8192
+"""A stream of more is not looked at for being short."""
+_TEXT: Final = re.compile(
+    rb'"(?:content|reasoning_content|reasoning|text|refusal|delta|thinking)"'
+    rb'\s*:\s*"((?:[^"\\]|\\.){0,7})'
+)
+_NO_TEXT: Final = re.compile(
+    rb'"tool_calls"\s*:\s*\[\s*\{|"(?:function_call|audio)"\s*:\s*\{|"partial_json"|'
+    rb'"type"\s*:\s*"(?:\w+_call|tool_use)"'
+)
+"""What is of use without a text."""
+
+
+def is_short(seen: bytes | bytearray) -> bool:
+    """Whether an answer, or the events of a stream, have next to nothing in them."""
+    rest = SHORT_BYTES
+    for found in _TEXT.finditer(seen):
+        rest -= len(found[1])
+        if rest < 0:
+            return False
+    return _NO_TEXT.search(seen) is None
+
+
+def is_short_stream(scanner: Scanner) -> bool:
+    """Whether a whole stream has next to nothing in it, by what is kept of it."""
+    if not scanner.has_content:
+        return _NO_TEXT.search(scanner.recent_events) is None
+    is_small = scanner.events <= SHORT_EVENTS and scanner.size <= SHORT_STREAM_BYTES
+    return is_small and is_short(scanner.recent_events)
+
+
 def broken(
     dialect: Dialect, seen: bytes | bytearray, *, is_stream: bool, most: int = LAST_BYTES
 ) -> str | None:

@@ -414,6 +414,11 @@ class Scanner:
         return self._last + self._recent[-LAST_BYTES:]
 
     @property
+    def recent_events(self) -> bytes:
+        """All that is kept of what has passed: of a short stream all of it."""
+        return self._last + self._recent
+
+    @property
     def first_data(self) -> bytes:
         """The JSON data of the stream's first event that is not a ping; empty where it is long."""
         return self._first if self._has_first else _first_data(self._recent)

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.protocol.endpoints import OTHER, Dialect, endpoint_of
-from proxy.protocol.streams.hollow import ends_hollow, why_hollow, why_hollow_stream
+from proxy.protocol.streams.hollow import (
+    ends_hollow,
+    is_short,
+    is_short_stream,
+    why_hollow,
+    why_hollow_stream,
+)
+from proxy.protocol.streams.sse import Scanner
 
 JSON, HTML = b"application/json", b"text/html; charset=utf-8"
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -232,3 +239,38 @@ def test_a_stream_that_is_plainly_good_is_good(
     head = data.draw(pieces.map(b"".join))
     quick = why_hollow_stream(dialect, head, is_over=is_over, may_move=may_move)
     assert quick == why_hollow_stream(dialect, SLOW + head, is_over=is_over, may_move=may_move)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_so"),
+    [
+        (chat("", "stop"), True),
+        (chat("!", "stop"), True),
+        (chat("yes", "stop"), True),
+        (chat("", "stop").replace(b'""', b"null"), True),
+        (b'{"choices":[{"text":"","finish_reason":"stop"}]}', True),
+        (b'{"type":"message","content":[],"stop_reason":"end_turn"}', True),
+        (b'{"output":[],"status":"completed"}', True),
+        (chat("a whole sentence", "stop"), False),
+        (chat(r"\n\n\n\n\n\n\n", "stop"), False),
+        (chat("", "tool_calls").replace(b'""', b'null,"tool_calls":[{"id":"c"}]'), False),
+        (chat("", "stop").replace(b'""', b'"","reasoning_content":"I think"'), False),
+        (b'{"choices":[{"text":"abc"},{"text":"defg"}]}', False),
+        (b'{"content":[{"type":"tool_use","input":{}}]}', False),
+        (b'{"output":[{"type":"function_call","arguments":"{}"}]}', False),
+    ],
+)
+def test_answers_with_next_to_nothing_in_them(body: bytes, *, is_so: bool) -> None:
+    assert is_short(body) is is_so
+    scanner = Scanner()
+    scanner.feed(b"data: " + body + b"\n\n" + DONE)
+    assert is_short_stream(scanner) is is_so
+
+
+def test_a_stream_of_many_events_is_not_short_unless_it_has_no_content() -> None:
+    for event, is_so in ((TOKEN, False), (ROLE, True)):
+        scanner = Scanner()
+        for _ in range(20):
+            scanner.feed(event)
+        scanner.feed(DONE)
+        assert is_short_stream(scanner) is is_so
