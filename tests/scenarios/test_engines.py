@@ -251,8 +251,8 @@ async def test_one_that_is_too_short_makes_a_longer_one_be_asked(
         engine.answer = lambda _: too_long(8000, form)
     async with fleet(tmp_path, *engines) as proxy:
         for i in range(6):
-            answer = await proxy.post(chat(f"q {i}"), path, headers={"X-Session-ID": f"s{i}"})
-            assert answer.status == 200
+            body, headers = chat(f"q {i}", stream=False), {"X-Session-ID": f"s{i}"}
+            assert (await proxy.post(body, path, headers=headers)).status == 200
         assert len(engines[2].asked) == 6
         records = await proxy.records(6)
         refused = len(engines[0].asked) + len(engines[1].asked)

@@ -273,6 +273,7 @@ async def test_usage_that_lies_counts_nothing(tmp_path: Path) -> None:
             assert (counts, record["outcome"]) == ([None, None, None], "ok"), usage
 
 
+WHOLE = b'{"choices":[{}]}'
 SHORT = b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"
 
 
@@ -281,7 +282,7 @@ SHORT = b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"
     [
         (says(SHORT, close=True), b"{}", 1),
         (resets(SHORT), b"{}", 1),
-        (says(plain(b"[]")[:-1] + b"]extra"), b"[]", 0),
+        (says(plain(WHOLE) + b"extra"), WHOLE, 0),
         (says(STREAM_HEAD.replace(b"text/event-stream", b"x/y") + chunk(b"[]") + b"z\n"), b"{}", 1),
     ],
 )

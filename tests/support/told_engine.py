@@ -22,6 +22,20 @@ def card(model: str, length: int | None = 131_072, **more: object) -> dict[str, 
     return {"id": model, "object": "model", "root": model, "max_model_len": length} | more
 
 
+def _hi(body: Any) -> web.Response:
+    """Of any API, in one piece or as a stream, as it was asked."""
+    model = body.get("model")
+    if not body.get("stream"):
+        text = [{"type": "text", "text": "hi there"}]
+        choices = [{"message": {"content": "hi there"}}]
+        return web.json_response(
+            {"model": model, "choices": choices, "content": text, "output": text}
+        )
+    delta = {"model": model, "choices": [{"index": 0, "delta": {"content": "hi there"}}]}
+    events = b"data: %b\n\ndata: [DONE]\n\n" % orjson.dumps(delta)
+    return web.Response(body=events, content_type="text/event-stream")
+
+
 class ToldEngine:
     """`asked`: path, parsed body and headers of every request but probes, in their order."""
 
@@ -36,9 +50,7 @@ class ToldEngine:
         self.routes: dict[str, Route] = {}
         """Of paths that a test answers itself."""
         self.start_s = 1000.0
-        self.answer: Callable[[Any], web.Response] = lambda body: web.json_response(
-            {"model": body.get("model"), "choices": [{"message": {"content": "hi"}}]}
-        )
+        self.answer: Callable[[Any], web.Response] = _hi
         self.streams: list[asyncio.Queue[str | None]] = []
         """Of each stream under way: its next words; None ends it."""
         self.asked: list[tuple[str, Any]] = []
