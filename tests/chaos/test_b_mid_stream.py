@@ -766,8 +766,9 @@ async def test_f151_tools_that_speak_of_abort(rig: Floor, size: int) -> None:
     async def streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await apart(writer, [STREAM_HEAD, *events, DONE], 0.01)
 
-    body = {"model": "sim-8b", "input": "x", "stream": True}
-    for script in (streams, says(plain(told(b"completed", tools)))):
+    whole = says(plain(told(b"completed", tools)))
+    for script, stream in ((streams, True), (whole, False)):
+        body = {"model": "sim-8b", "input": "x", "stream": stream}
         async with rig([script] * 2, **SLOW_PROBES) as r:
             for _ in range(4):
                 got = await r.ask(path="/v1/responses", body=body)

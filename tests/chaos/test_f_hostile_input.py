@@ -182,7 +182,7 @@ async def test_f87_odd_json(rig: Floor, timed: Turns, what: str) -> None:
         got = await r.raw(request(body, CANARIES))
         if got.status == 200:
             to_any = [b for b in r.calm.posts if b == body]  # where no model is named
-            assert engine.posts + to_any == [body]
+            assert {*engine.posts, *to_any} == {body}
         else:
             assert refused(got) in (400, 413)
             assert engine.posts == []
@@ -635,7 +635,7 @@ async def test_f154_bodies_of_two_tenants_take_turns(
 async def test_f157_one_id_of_two_tenants(rig: Floor, path: str) -> None:
     """Engines abort requests by id. A repeat has another one, too."""
     fails = says(plain(b'{"error":{"message":"no"}}', "500 Internal Server Error"))
-    whole = says(plain(b'{"choices":[{"message":{"content":"fine"}}]}'))
+    whole = GOOD if "chat" in path else says(plain(b'{"data":[{"embedding":[1.0]}]}'))
     engines = [RawEngine(fails, whole), RawEngine(whole)]
     async with rig(engines, **SHARED, **SLOW_PROBES) as r:
         for named in ("job-17", "job-17-0123456789ab", "j" * 256, ""):
