@@ -136,7 +136,7 @@ class UploadRoom:
         self.max_bytes = max_bytes
         self.held_bytes = self._unasked = self._waiting_held = 0
         self._owned: dict[str, int] = {}
-        """Bytes that each owner's bodies have or wait for."""
+        """See `owned`; an owner of nothing is not here."""
         self.uploads: dict[Upload, None] = {}
         self.waiting: dict[Upload, None] = {}
         self._turns: Order[Upload] = Order()
@@ -162,7 +162,7 @@ class UploadRoom:
         self._unasked += held
         self._own(owner, held)
         if self._heavy is not None:
-            self._heavy.add(upload, owner, -self._owned[owner], -held, now_s)
+            self._heavy.add(upload, owner, -self.owned(owner), -held, now_s)
         return upload
 
     def leave(self, upload: Upload) -> None:
@@ -203,7 +203,7 @@ class UploadRoom:
         self.waiting[upload] = None
         self._waiting_held += upload.held
         size, since_s = upload.held + more, upload.since_s - _SOON_S
-        self._turns.add(upload, upload.owner, self._owned[upload.owner], size, since_s)
+        self._turns.add(upload, upload.owner, self.owned(upload.owner), size, since_s)
 
     def granted(self, now_s: float) -> list[Upload]:
         """The waiting bodies that have room from now on."""
@@ -232,7 +232,7 @@ class UploadRoom:
 
     def _own(self, owner: str, more: int) -> None:
         """An owner's bodies have or want so much more."""
-        owned = self._owned.get(owner, 0) + more
+        owned = self.owned(owner) + more
         if owned:
             self._owned[owner] = owned
         else:
@@ -278,24 +278,28 @@ class UploadRoom:
         long = [u for u in self.waiting if now_s - u.since_s > LONG_WAIT_S]
         return _Due(long, self._owned, now_s)
 
+    def owned(self, owner: str) -> int:
+        """Bytes that an owner's bodies have or wait for."""
+        return self._owned.get(owner, 0)
+
     def has_half(self, owner: str) -> bool:
         """Whether an owner has or wants more than half of all."""
-        return 2 * self._owned.get(owner, 0) > self.max_bytes
+        return 2 * self.owned(owner) > self.max_bytes
 
     def worst(self, now_s: float) -> Upload | None:
         """The body to end because the hard limit is exceeded."""
         if self._heavy is None:
             heavy: Order[Upload] = Order()
             for u in self.uploads:
-                heavy.add(u, u.owner, -self._owned.get(u.owner, 0), -u.held, u.since_s)
+                heavy.add(u, u.owner, -self.owned(u.owner), -u.held, u.since_s)
             self._heavy = heavy if self.uploads else None
             return heavy.first(now_s)
         return self._heavy.first(now_s)
 
     def worse(self, one: Upload, other: Upload, now_s: float) -> Upload:
         """Of two bodies the one that has to go first."""
-        mine = self._owned.get(one.owner, 0), one.held * (now_s - one.since_s)
-        its = self._owned.get(other.owner, 0), other.held * (now_s - other.since_s)
+        mine = self.owned(one.owner), one.held * (now_s - one.since_s)
+        its = self.owned(other.owner), other.held * (now_s - other.since_s)
         return other if its > mine else one
 
 

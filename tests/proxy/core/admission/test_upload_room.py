@@ -193,17 +193,17 @@ class LooksAtAll:
     def turn(self, upload: Upload) -> tuple[int, float]:
         age_s = self.now_s - upload.since_s
         size = upload.held + upload.wanted
-        return self.room._owned[upload.owner], size * (age_s + upload_room._SOON_S)
+        return self.room.owned(upload.owner), size * (age_s + upload_room._SOON_S)
 
     def weight(self, upload: Upload) -> tuple[int, float]:
-        return self.room._owned[upload.owner], upload.held * (self.now_s - upload.since_s)
+        return self.room.owned(upload.owner), upload.held * (self.now_s - upload.since_s)
 
     def is_due(self, upload: Upload, waiter: Upload) -> bool:
         age_s = self.now_s - upload.since_s
         if upload.wanted or age_s <= PATIENCE_S:
             return False
         if upload.is_whole:
-            has_half = 2 * self.room._owned[upload.owner] > self.room.max_bytes
+            has_half = 2 * self.room.owned(upload.owner) > self.room.max_bytes
             return upload.owner != waiter.owner and has_half
         is_still = self.now_s - upload.moved_s > PATIENCE_S
         return is_still or age_s > PATIENCE_S + upload.come / upload_room.LEAST_RATE
@@ -259,6 +259,17 @@ def ends(room: UploadRoom, now_s: float) -> None:
         room.leave(upload)
         room.granted(now_s)
     assert over.overdue() is None
+
+
+def test_a_body_of_which_nothing_has_come_is_there_too() -> None:
+    room = UploadRoom(MIB)
+    asks(room, "a", KIB, held=KIB)
+    assert room.worst(1.0) is not None
+    empty = room.enter("b", 0, 2.0)
+    room.ask(empty, 0)
+    assert room.granted(2.0) == [empty]
+    room.leave(empty)
+    assert room.owned("b") == 0
 
 
 @given(
