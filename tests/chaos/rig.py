@@ -174,6 +174,12 @@ class Rig:
         """Requests that reached the caller's instances, every attempt and leg."""
         return sum(len(link.posts) for link in self.links)
 
+    @property
+    def attempts(self) -> float:
+        """Of those, without the proxy's own trials and replays for stale connections."""
+        posts = [a for link in self.links for a in link.posts if a.request_id.startswith("chaos-")]
+        return len(posts) - self.metric("upstream_replays_total")
+
     async def kill(self, i: int) -> None:
         """A simulated engine's process ends: its connections are cut, nobody listens."""
         await self.engines[i].kill()

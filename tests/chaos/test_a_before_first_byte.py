@@ -212,7 +212,7 @@ async def test_f16_500_always_on_all(rig: Floor) -> None:
     async with rig([says(REFUSED), says(REFUSED)], health_interval=0.05) as r:
         answers = [await r.ask(f"prompt {i}") for i in range(50)]
         assert {got.status for got in answers} <= {500, 502, 503}
-        assert r.posts <= 1.2 * len(answers), "retries make a bad day worse"
+        assert r.attempts <= 1.2 * len(answers), "retries make a bad day worse"
         probes = len(r.links[0].asked)
         await until(lambda: len(r.links[0].asked) > probes, "probing goes on")
 
