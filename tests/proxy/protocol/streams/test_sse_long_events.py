@@ -28,6 +28,7 @@ from proxy.protocol.streams.sse import (
     ends_of,
     events_end,
     names_the_end,
+    object_of,
     usage_member,
 )
 from proxy.protocol.streams.trail import Resumption, Trail, TrailMemory
@@ -202,7 +203,7 @@ def found(stream: bytes, size: int) -> tuple[object, ...]:
         scanner.feed(body)
         ends += end_of_stream(body) > 0
         named |= names_the_end(body)
-    usage = orjson.loads(scanner.usage() or b"{}").get("usage")
+    usage = object_of(scanner.usage() or b"").get("usage")
     said = scanner.events, scanner.size, scanner.has_content, scanner.is_done, usage
     return *said, scanner.error() is None, ends, named
 
