@@ -48,7 +48,8 @@ _FINISH = (
 )
 _ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 _ERROR = b'{"error":{"message":"no","type":"x","param":null,"code":%d}}'
-GOOD = STREAM_HEAD + chunk(_ROLE + event("fine") + _FINISH % b"stop") + DONE
+FINE = "fine, and at length"
+GOOD = STREAM_HEAD + chunk(_ROLE + event(FINE) + _FINISH % b"stop") + DONE
 
 
 def refuses(status: int, words: str = "Refused") -> Script:
@@ -86,6 +87,8 @@ WAYS: dict[str, Script] = {
     "[DONE]": says(STREAM_HEAD + DONE),
     "abort": ends(b"abort", gap_s=GAP_S),
     "error": ends(b"error", gap_s=GAP_S),
+    "stop": says(STREAM_HEAD + chunk(_ROLE + _FINISH % b"stop") + DONE),
+    "one token": ends(b"stop"),
     "429": refuses(429),
     "empty": says(plain(b"")),
     "abort in one piece": ends(b"abort"),
@@ -208,10 +211,10 @@ async def run(
                     found.asked += 1
                     number_of = found.asked
                 headers = {} if are_one else {"X-Session-ID": f"s{number}-{turn // TURNS}"}
-                body = chat(words(40, f"c{number}t{turn}"))
+                body = chat(words(40, f"c{number}t{turn}"), max_tokens=16)
                 got = await proxy.post(body, headers=headers)
                 answered += 1
-                is_whole = got.status == 200 and got.text == "fine" and b"stop" in got.body
+                is_whole = got.status == 200 and got.text == FINE and b"stop" in got.body
                 if number_of and begun_s is not None and not is_whole:
                     found.touched.append((number_of, at_s - begun_s))
 

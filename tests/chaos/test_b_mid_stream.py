@@ -289,6 +289,52 @@ async def test_f32_a_thousand_events_in_one_segment(rig: Floor) -> None:
     assert await passed(rig, STREAM_HEAD + chunk(body) + LAST) == undisturbed(body)
 
 
+MIGRATES: dict[str, Any] = {"migration_limit": 1, "kv_connector": "none"}
+
+
+@pytest.mark.parametrize(
+    "unit", [b'"usage":{', b'"content"', b"\\n:", b'"finish_reason":"abor', b"{"]
+)
+@pytest.mark.parametrize("options", [{}, MIGRATES], ids=["stays", "may-move"])
+async def test_f171_an_event_made_of_what_is_searched_for(
+    rig: Floor, unit: bytes, options: dict[str, Any]
+) -> None:
+    """As a client can have one made: engines repeat its tools in a Responses stream."""
+    long = b'data: {"a":"' + unit.replace(b'"', b'\\"') * ((3 << 20) // len(unit)) + b'"}\n\n'
+    body = event("a") + long + event("b") + DONE_EVENT
+    wire = STREAM_HEAD + chunk(body) + LAST
+    async with rig([RawEngine(says(wire), GOOD)], **options, **SLOW_PROBES) as r:
+        got = await r.ask()
+        assert (got.is_clean, got.body) == (True, body)
+
+
+async def test_f172_comments_before_the_first_event(rig: Floor) -> None:
+    comments = [b": %d\n" % at for at in range(3000)]
+
+    async def drips(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await apart(writer, [STREAM_HEAD, *map(chunk, comments)], 0)
+        writer.write(chunk(b"\n" + event("fine") + DONE_EVENT) + LAST)
+
+    async with rig([RawEngine(drips)], **SLOW_PROBES) as r:
+        got = await r.ask()
+        assert (got.status, got.is_clean, got.text) == (200, True, "fine")
+        assert got.body == b"".join(comments) + b"\n" + event("fine") + DONE_EVENT
+
+
+@pytest.mark.parametrize("tiny", [b"data:{}\n\n", b":\n\n", b"data:\n\n", b"event:x\n\n"])
+@pytest.mark.parametrize("options", [{}, MIGRATES], ids=["stays", "may-move"])
+async def test_f173_a_flood_of_tiny_events(
+    rig: Floor, tiny: bytes, options: dict[str, Any]
+) -> None:
+    begin = first("a", [1], prompt_token_ids=[7])
+    body = begin + tiny * 100_000 + event("b") + DONE_EVENT
+    wire = STREAM_HEAD + chunk(body) + LAST
+    async with rig([RawEngine(says(wire), GOOD)], **options, **SLOW_PROBES) as r:
+        got = await r.ask()
+        assert got.is_clean
+        assert (got.text, got.body.count(b"\n\n")) == ("ab", 100_003)
+
+
 @pytest.mark.parametrize("behind", [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nfoo", b"\r\n"])
 async def test_f33_data_after_the_end(rig: Floor, behind: bytes) -> None:
     body = event("a") + DONE_EVENT

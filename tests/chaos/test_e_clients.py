@@ -471,6 +471,60 @@ async def test_f130_bodies_that_never_end(
     rig.checked += 1
 
 
+@pytest.mark.parametrize("size", [1 << 20, 3 << 20])
+async def test_f169_bodies_wait_for_room_by_the_hundred(rig: Floor, size: int) -> None:
+    """Of each a few bytes come, and hardly any of them has room for the rest."""
+    sent = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n"
+    sent += b"Content-Length: %d\r\n\r\n{" % size
+    async with rig([GOOD], **SLOW_PROBES) as r:
+        bodies = r.proxy.server._large_bodies
+        assert bodies is not None
+        room = bodies.uploads.room
+        async with never_ending(r.url, sent, 600) as held:
+            await until(lambda: len(room.waiting) > 400, "they wait")
+            for number, connection in enumerate(held[::2]):
+                connection.writer.transport.abort()
+                if number % 60 == 0:
+                    assert is_fine(await r.ask())
+        await until(lambda: not len(room), "all are gone")
+        assert room.held_bytes == 0
+
+
+async def test_f170_a_tenant_names_many_models(rig: Floor) -> None:
+    """The instance serves all of them, and is the only one."""
+    may_answer, models = asyncio.Event(), tuple(f"m{i}" for i in range(20))
+
+    async def waits(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await may_answer.wait()
+        await GOOD(reader, writer)
+
+    options: dict[str, Any] = {
+        "api_key": f"hog:{HOG},few:{FEW}",
+        "active_prefill_tokens_threshold": 0,
+        "max_queue": 200,
+        "max_queue_seconds": 60.0,
+    }
+
+    def asked(key: str, user: str, model: str) -> asyncio.Task[Got]:
+        headers = {"Authorization": f"Bearer {key}"}
+        return asyncio.create_task(r.ask(headers=headers, user=user, model=model))
+
+    engine = RawEngine(waits, models=models)
+    async with rig([engine], flow=False, **options, **SLOW_PROBES) as r:
+        first = asked(HOG, "hog", "m0")
+        await until(lambda: engine.busy == 1, "the only one is busy")
+        queue = r.state.waiting.queue
+        flood = [asked(HOG, "hog", model) for model in models * 2]
+        await until(lambda: len(queue) == 40, "they wait")
+        few = [asked(FEW, "few", "m0") for _ in range(5)]
+        await until(lambda: len(queue) == 45, "all wait")
+        may_answer.set()
+        assert all(map(is_fine, await asyncio.gather(first, *flood, *few)))
+        order = [orjson.loads(body)["user"] for body in engine.posts]
+        last = [i for i, tenant in enumerate(order) if tenant == "few"][-1]
+        assert last <= 14, "they take turns"
+
+
 HOG, FEW = "sk-hog-0123456789abcdef", "sk-few-0123456789abcdef"
 TWO_TENANTS = ("--api-key", f"hog:{HOG},few:{FEW}")
 UNANSWERED, LATE_COUNT = 6 << 20, 24

@@ -21,6 +21,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from proxy.admin import endpoints
+from proxy.protocol.body import SMALL_COMMAS
 from proxy.protocol.headers import ACTS_BEYOND
 from proxy.request import content_coding
 from proxy.request.content_coding import AT_ONCE, Unpacking
@@ -52,6 +53,11 @@ from tests.support.turns import TURN_S, Turns
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n"
 MESSAGE = b'{"role":"user","content":"hi"}'
 SMALL = orjson.dumps(chat("hi"))
+MEDIA: list[dict[str, Any]] = [
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+    {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+    {"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBERi0="}},
+]
 
 
 def is_fine(got: Got) -> bool:
@@ -704,3 +710,12 @@ async def test_f165_models_under_new_keys(rig: Floor, monkeypatch: pytest.Monkey
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+
+
+@pytest.mark.parametrize("part", MEDIA, ids=lambda part: part["type"])
+async def test_f174_media_in_a_body_for_another_process(rig: Floor, part: dict[str, Any]) -> None:
+    text = {"type": "text", "text": words(30_000, "a") + "," * SMALL_COMMAS}
+    message = {"role": "user", "content": [text, part]}
+    async with rig([GOOD], flow=False, **SLOW_PROBES) as r:
+        assert is_fine(await r.ask(body=chat("x") | {"messages": [message]}))
+        assert is_fine(await r.ask(body=chat("x") | {"messages": [message] * 2}))

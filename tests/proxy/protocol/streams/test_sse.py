@@ -443,6 +443,15 @@ def test_the_first_event_is_the_same_however_it_is_cut(
     assert found == expected == first_event(head)
 
 
+@pytest.mark.parametrize("comment", [b": c\n", b":\n\n", b": c\r\n", b":", b"\n"])
+def test_nothing_of_comments_is_kept_until_the_first_event(comment: bytes) -> None:
+    search = FirstEvent()
+    for _ in range(100):
+        assert search.feed(comment * 9) is None
+        assert len(search._edge) + sum(map(len, search._begun)) <= 2 * len(comment)
+    assert search.feed(b"\ndata: x\n\n") == b"data: x"
+
+
 @given(
     st.lists(st.sampled_from(["content", "text", "reasoning", "role", "name"]), max_size=6),
     st.lists(st.sampled_from(["", "a", '"', "\\", "content", '"content":"']), min_size=6),
