@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.faults.black_hole import GOOD, WAYS, ends, refuses
+from bench.faults.black_hole import FINE, GOOD, WAYS, ends, refuses
 from proxy.core.fleet.health import State
 from proxy.core.fleet.hollow import REFUSALS
 from tests.support.harness import (
@@ -70,7 +70,7 @@ def state(proxy: ServedProxy, name: str) -> State:
 async def test_a_success_with_nothing_in_it_is_had_elsewhere(tmp_path: Path, way: str) -> None:
     async with fleet(tmp_path, WAYS[way], says(GOOD)) as (proxy, engines):
         answers = [await proxy.post(chat(f"t{i}")) for i in range(6)]
-        assert [(a.status, a.text) for a in answers] == [(200, "fine")] * 6
+        assert [(a.status, a.text) for a in answers] == [(200, FINE)] * 6
         await until(lambda: not proxy.router.known.fleet.is_up("e0"), "its trial fails")
         assert len([b for b in engines[0].posts if not is_trial(b)]) <= 2
         assert proxy.metric("upstream_retries_total", reason="hollow") >= 1
@@ -171,7 +171,7 @@ async def test_a_clients_own_request_is_refused(tmp_path: Path, engines: int) ->
         for i in range(6):
             got = await proxy.post(chat("belladonna"), headers={"X-Session-ID": "s"})
             assert got.status == 403
-            assert (await proxy.post(chat(f"t{i}"))).text == "fine"
+            assert (await proxy.post(chat(f"t{i}"))).text == FINE
         names = [f"e{i}" for i in range(engines)]
         healths = [proxy.router.known.fleet.get(name).health for name in names]
         await until(lambda: not any(h.is_suspect for h in healths), "nobody is in doubt")
@@ -218,7 +218,7 @@ async def test_a_stream_that_ends_broken_makes_a_trial_due(tmp_path: Path, reaso
         assert got.status == 200
         await until(lambda: not proxy.router.known.fleet.is_up("e0"), "its trial fails")
         answers = [await proxy.post(chat(f"t{i}")) for i in range(4)]
-        assert all(got.text == "fine" and b"stop" in got.body for got in answers)
+        assert all(got.text == FINE and b"stop" in got.body for got in answers)
         (record, *_) = await proxy.records(5)
         assert record["outcome"] == "upstream_error"
         assert record["error"] == f"a hollow answer: finish reason {reason.decode()}"
