@@ -107,7 +107,7 @@ def _name_of(key: str) -> str:
 def harmless_arguments(body: Mapping[str, Any]) -> dict[str, Any] | None:
     """The plug-ins' arguments without those that a client may not set; None if all may stay."""
     given = body.get(PLUGINS)
-    if not isinstance(given, dict) or not (steering := steering_keys(given)):
+    if not isinstance(given, dict) or not (steering := frozenset(steering_keys(given))):
         return None
     return {key: value for key, value in given.items() if _name_of(key) not in steering}
 

@@ -19,9 +19,14 @@ LAST_ENDS: Final = 8
 IDS: Final = "I"
 """Array type of token ids: 4 bytes each, like a token of text by the prior."""
 _INLINED = re.compile(r"data:([a-z]*+)[^,\s]{0,128};base64,")
-_BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{32,}\r?\n)*[A-Za-z0-9+/_-]*={0,2}\s*")
+_BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/_-"
+_BASE64_LINE: Final = 32
 _DATA_CHARS: Final = 1024
 """A string of so many of these letters, in a member that the table does not know, is not text."""
+MOST_MEDIA: Final = 1024
+"""Images, sounds and files of which each is told apart; vLLM takes 999 of a kind by default."""
+_NAMESPACE_CHARS: Final = 128
+"""Of a namespace's name, which each of its tools repeats. Models know names of 64 letters."""
 _DATA: Final = ("data", "url", "file_data", "file_id", "image_url", "file")
 """Members that have an image's or a sound's data or address, in the order of trust."""
 _DEEPEST: Final = 3
@@ -85,8 +90,8 @@ class Rendered:
 
     `ends`: how many texts its first and last messages end with, of `count`. `before`: how many come
     before the first one that is not the system's. `media`: what becomes no text, by its kind and
-    the number of texts before it; `texts` has its digest. Not `is_whole`: the body has more than
-    `most_values` values.
+    the number of texts before it, the first MOST_MEDIA; `texts` has its digest. Not `is_whole`: the
+    body has more than `most_values` values.
     """
 
     __slots__ = ("_is_messages", "_left", "_reading", "before", "count", "ends", "media", "texts")
@@ -241,9 +246,12 @@ class Rendered:
     def _tool(self, tool: dict[str, Any], prefix: str, kept: list[Any]) -> None:
         inner = tool.get("tools")
         if tool.get("type") == "namespace" and isinstance(inner, list):
+            self._left -= len(inner)
+            space = tool.get("name")
+            within = f"{space[:_NAMESPACE_CHARS]}__" if isinstance(space, str) else ""
             for one in inner:
                 if isinstance(one, dict):
-                    self._tool(one, f"{tool.get('name')}__", kept)
+                    self._tool(one, within, kept)
             return
         named = tool.get("function")
         function = named if isinstance(named, dict) else tool
@@ -303,7 +311,8 @@ class Rendered:
             self._any(found, has_data=True)
 
     def _digest(self, data: str, kind: str) -> None:
-        self.media.append((kind, len(self.texts)))
+        if len(self.media) < MOST_MEDIA:
+            self.media.append((kind, len(self.texts)))
         digest = xxh3_128_hexdigest(data.encode("utf-8", "surrogatepass"))
         self.texts.append(digest.encode())
 
@@ -350,10 +359,31 @@ class Rendered:
         if inlined is not None:
             kind = inlined.group(1)
             self._digest(text, kind if kind in MEDIA else How.FILE.value)
-        elif has_data and len(text) >= _DATA_CHARS and _BASE64.fullmatch(text):
+        elif has_data and len(text) >= _DATA_CHARS and _is_base64(text):
             self._digest(text, How.FILE.value)
         else:
             self._text(text)
+
+
+def _is_base64(text: str) -> bool:
+    """Whether a text is nothing but base64, in one line or in long ones."""
+    text = text.rstrip()
+    end = text.rstrip("=")
+    if len(text) - len(end) > 2 or not end.isascii():
+        return False
+    data = end.encode()
+    rest = data.translate(None, _BASE64)
+    if not rest:
+        return True
+    lines = data.count(b"\n")
+    if (
+        rest.strip(b"\r\n")
+        or lines * _BASE64_LINE > len(data)
+        or data.count(b"\r\n") != rest.count(b"\r")
+    ):
+        return False
+    *whole, _ = data.replace(b"\r\n", b"\n").split(b"\n")
+    return min(map(len, whole)) >= _BASE64_LINE
 
 
 def _mark(kind: str) -> bytes:

@@ -164,7 +164,7 @@ def plan_of(endpoint: str, body: Mapping[str, Any], steering: list[str]) -> Plan
     if endpoint not in OFFLOADABLE or not asks_for_stream(body):
         return None
     is_chat = endpoint != COMPLETIONS
-    why = _why_not(body, steering, is_chat=is_chat)
+    why = _why_not(body, frozenset(steering), is_chat=is_chat)
     if why is not None:
         return why
     most, least = _lengths(body, is_chat=is_chat)
@@ -187,7 +187,7 @@ def _kept(body: Mapping[str, Any]) -> bytes | None:
         return None
 
 
-def _why_not(body: Mapping[str, Any], steering: list[str], *, is_chat: bool) -> Unmoved | None:
+def _why_not(body: Mapping[str, Any], steering: frozenset[str], *, is_chat: bool) -> Unmoved | None:
     for name, value in body.items():
         unless = UNLESS.get(name)
         if unless is not None:

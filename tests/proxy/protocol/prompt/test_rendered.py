@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import orjson
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.protocol.endpoints import Dialect, endpoint_of
 from proxy.protocol.prompt.facts import prompt_facts
-from proxy.protocol.prompt.rendered import Rendered
+from proxy.protocol.prompt.rendered import MOST_MEDIA, Rendered, _is_base64
 from proxy.protocol.prompt.rendering import BILLING, ROWS, How, Row, Where
 
 PATHS = {
@@ -351,3 +352,36 @@ def test_half_a_surrogate_pair_is_read(half: str) -> None:
     tool = {"function": {"name": half, "parameters": {half: half}}}
     turns = [{"role": half, "content": half, "tool_calls": [call]}]
     assert read(Dialect.CHAT, {"messages": turns, "tools": [tool]}).is_whole
+
+
+@pytest.mark.parametrize("name", ["n" * 100_000, {"n": "n" * 100_000}, ["n" * 100_000], None])
+def test_a_namespaces_name_is_not_repeated_at_any_length(name: Any) -> None:
+    """Each of its tools has it in front of its own."""
+    tools = [{"name": f"tool {at}"} for at in range(3000)]
+    body = {"tools": [{"type": "namespace", "name": name, "tools": tools}], "input": "hi"}
+    found = read(Dialect.RESPONSES, body)
+    assert sum(map(len, found.texts)) < 1 << 20
+    assert b"tool 2999" in b"".join(map(bytes, found.texts))
+
+
+def test_tools_of_a_namespace_are_counted() -> None:
+    tools = [{"name": "f"}] * 1000
+    body = {"tools": [{"type": "namespace", "name": "n", "tools": tools}], "input": "hi"}
+    assert Rendered(Dialect.RESPONSES, body, 1100).is_whole
+    assert not Rendered(Dialect.RESPONSES, body, 900).is_whole
+
+
+def test_the_first_media_are_told_apart() -> None:
+    parts = [{"type": "image_url", "image_url": {"url": f"http://a/{n}"}} for n in range(1500)]
+    many = read(Dialect.CHAT, {"messages": [{"role": "user", "content": parts}]})
+    assert len(many.media) == MOST_MEDIA
+    assert len(set(map(bytes, many.texts))) > 1500, "the prompt is another one with each"
+
+
+BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{32,}\r?\n)*[A-Za-z0-9+/_-]*={0,2}\s*")
+PIECES = ["A" * 31, "A" * 32, "b" * 33, "+/_-", "\n", "\r\n", "\r", "=", " ", "!", "é", "\u2028"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
+def test_base64_is_what_its_pattern_matches(text: str) -> None:
+    assert _is_base64(text) == (BASE64.fullmatch(text) is not None)
