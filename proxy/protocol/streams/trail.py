@@ -140,7 +140,7 @@ class Trail:
         self.prompt_tokens = 0
         self._ids = bytearray()
         self.tokens = 0
-        self._pending = b""
+        self._pending = bytearray()
         self._pending_tokens = 0
         self.is_finished = False
         self._stop_chars = plan.stop_chars
@@ -179,10 +179,12 @@ class Trail:
         elif is_shown or self.plan.shows_ids:
             if self._pending_tokens:
                 self._append(self._pending, self._pending_tokens)
-                self._pending, self._pending_tokens = b"", 0
+                self._pending, self._pending_tokens = bytearray(), 0
             self._append(ids, count)
         elif count:
-            self._pending = self._pending + b"," + ids if self._pending else ids
+            if self._pending:
+                self._pending += b","
+            self._pending += ids
             self._pending_tokens += count
         self._check(len(ids) + 1)
 
@@ -191,7 +193,7 @@ class Trail:
         """Whether each event's text has to be read."""
         return self._stop_chars > 0
 
-    def _append(self, ids: bytes, count: int) -> None:
+    def _append(self, ids: bytes | bytearray, count: int) -> None:
         if count:
             if self._ids:
                 self._ids += b","
@@ -222,7 +224,7 @@ class Trail:
             self.why = why
         self.prompt = b""
         self._ids = bytearray()
-        self._pending, self._window = b"", deque()
+        self._pending, self._window = bytearray(), deque()
         self.let_go()
 
     def let_go(self) -> None:
@@ -269,7 +271,7 @@ class Trail:
         """Another instance goes on from there."""
         self._ids = bytearray(at.ids)
         self.tokens = at.tokens
-        self._pending, self._pending_tokens = b"", 0
+        self._pending, self._pending_tokens = bytearray(), 0
         self._window = deque()
         self._has_dropped = False
         self._base, self._base_tokens = len(at.ids), at.tokens

@@ -174,3 +174,18 @@ def test_what_was_said_before_it_goes_on_elsewhere() -> None:
     trail.resume(at)
     trail.add(b"9", "U", is_shown=True)
     assert trail.said == "Hello you\nU"
+
+
+def test_ids_without_text_are_kept_and_not_copied() -> None:
+    """An event may have a million, and thousands without text may follow it."""
+    trail = Trail(plan(), TrailMemory(), None)
+    trail.begin(b"{", b"1,2,3")
+    trail.add(b"7" + b",7" * 100_000, "", is_shown=False)
+    kept = trail._pending
+    for _ in range(100):
+        trail.add(b"8", "", is_shown=False)
+    assert trail._pending is kept
+    trail.add(b"9", "x", is_shown=True)
+    at = trail.resumption()
+    assert isinstance(at, Resumption)
+    assert (at.ids[-8:], at.tokens) == (b",8,8,8,9", 100_102)
