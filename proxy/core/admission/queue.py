@@ -28,8 +28,8 @@ class Priority(IntEnum):
 class Entry:
     """One waiting request.
 
-    `lane`: its model, or another name for what is served together. `tokens`: of its prompt, charged
-    to its tenant.
+    `lane`: its model, or another name for what is served together. `tokens`: what an engine
+    computes of its prompt, charged to its tenant.
     """
 
     lane: str

@@ -222,6 +222,14 @@ class Fleet:
         member = self._members.get(name)
         return math.inf if member is None else _length(member, model)
 
+    def computed(self, tokens: int, model: str) -> int:
+        """Of a prompt of about so many tokens, those that an engine computes before it answers.
+
+        No more than the longest context of its model; none where it surely fits nowhere.
+        """
+        longest = max([_length(m, model) for m in self.believed(model)], default=math.inf)
+        return 0 if longest < tokens * SURE_RATIO else int(min(tokens, longest))
+
     def has_longer(self, name: str, model: str) -> bool:
         """Whether an instance that may be chosen for a model has a longer context than this one."""
         if model not in self.uneven:

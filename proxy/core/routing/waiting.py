@@ -35,10 +35,11 @@ class QueuedRequest(Entry):
         facts: RequestFacts,
         lane: str,
         priority: Priority,
+        tokens: int,
         size_bytes: int,
         on_settled: Callable[[], None],
     ) -> None:
-        super().__init__(lane, facts.tenant, priority, facts.prompt_tokens, size_bytes)
+        super().__init__(lane, facts.tenant, priority, tokens, size_bytes)
         self.facts = facts
         self.result: Route | Reject | None = None
         self._on_settled = on_settled
@@ -139,7 +140,9 @@ class Waiting:
             return self.refusal(reject, facts, now_s)
         until_s = facts.alone_until_s(now_s)
         lane = ALONE if until_s is not None else self._lane(facts, is_own=reject.is_own)
-        queued = QueuedRequest(facts, lane, priority, size_bytes, on_settled)
+        # Others do not wait for the length that a prompt seems to have, but for what is computed.
+        tokens = self._router.known.fleet.computed(facts.prompt_tokens, facts.model)
+        queued = QueuedRequest(facts, lane, priority, tokens, size_bytes, on_settled)
         offer = self.queue.offer(queued, reject.wait_s, reject.drain_tps, now_s)
         if offer.refused is not None:
             return self.refusal(replace(reject, reason=offer.refused), facts, now_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.admission.queue import QueueLimits
+from proxy.core.admission.queue import Priority, QueueLimits
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
@@ -168,3 +168,20 @@ def test_one_that_is_refused_alone_by_then_leaves_the_others(room: Room) -> None
     assert room.waiting.next_look_s(5.0) == 5.5, "it may try"
     room.waiting.look(5.5)
     assert isinstance(queued[0].result, Route)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "counted"), [(100, 100), (1200, 1000), (5000, 0), (27_000_000, 0)]
+)
+def test_others_wait_for_no_more_than_an_engine_computes(
+    room: Room, tokens: int, counted: int
+) -> None:
+    for name in ("a", "b"):
+        room.router.known.observe_models(name, ["m"], {}, {"m": 1000})
+        room.router.known.gate.mark_busy(name, 8.0)
+    long = RequestFacts("m", "long", tokens, [], 64.0)
+    reject = room.waiting.admit(long, 1.0)
+    assert isinstance(reject, Reject)
+    queued = room.waiting.enter(long, reject, 1.0, lambda: None, Priority.HIGH)
+    assert isinstance(queued, QueuedRequest)
+    assert room.waiting.queue.tokens == counted
