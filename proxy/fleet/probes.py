@@ -15,7 +15,7 @@ import orjson
 import xxhash
 
 from proxy.config.in_force import OptionsInForce
-from proxy.core.fleet.health import FAULT_KINDS, HOLLOW_KINDS, State
+from proxy.core.fleet.health import FAULT_KINDS, HOLLOW_KINDS, UNDECIDED_KINDS, State
 from proxy.core.fleet.short import WHY
 from proxy.core.types import FailureKind
 from proxy.fleet.engine_metrics import parse
@@ -359,6 +359,10 @@ class Probes:
             path, streams = member.health.short.path, member.health.short.streams
         tried = partial(self._tried, model=models[0], path=path)
         failure, is_blind = await tried(upstream, streams=streams), False
+        if member is not None and path and failure is not None and failure.kind in UNDECIDED_KINDS:
+            member.health.short.passed(
+                self._clock.now_s()
+            )  # what takes its time does not end at once
         if failure is not None and failure.kind in HOLLOW_KINDS:
             theirs = None
             if peer is not None:

@@ -13,6 +13,7 @@ import pytest
 from bench.faults.black_hole import FINE, GOOD, WAYS, ends, refuses
 from proxy.core.fleet.health import State
 from proxy.core.fleet.hollow import REFUSALS
+from proxy.fleet import probes
 from tests.support.harness import (
     DONE,
     STREAM_HEAD,
@@ -287,3 +288,28 @@ async def test_next_to_nothing_from_all_or_as_was_asked_for_costs_nobody_anythin
                 assert not any(health.is_suspect for health in healths)
                 assert not any(is_trial(b) for engine in engines for b in engine.posts)
             assert all(health.is_up for health in healths)
+
+
+async def test_one_whose_trial_takes_its_time_is_not_held_for_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client asks for words, and the engine is slow."""
+    monkeypatch.setattr(probes, "TRIAL_S", 0.2)
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if b'"max_tokens":%d' % probes.LENGTH_TOKENS in engines[0].posts[-1]:
+            await reader.read()  # until the proxy has given up
+            return
+        await says(SHORT["one token"])(reader, writer)
+
+    async with fleet(tmp_path, slow, says(LONG), health_interval=0.1) as (proxy, engines):
+        health = proxy.router.known.fleet.get("e0").health
+        for i in range(40):
+            await proxy.post(chat(f"t{i}", max_tokens=100), headers={"X-Session-ID": f"s{i}"})
+            if health.short.is_doubted:
+                break
+        assert health.short.is_doubted
+        await until(lambda: not health.short.is_doubted, "its trial says so")
+        await proxy.post(chat("again", max_tokens=100))
+        assert not health.short.is_doubted
+        assert health.is_up
