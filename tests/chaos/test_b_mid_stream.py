@@ -330,9 +330,19 @@ async def test_f173_a_flood_of_tiny_events(
     body = begin + tiny * 100_000 + event("b") + DONE_EVENT
     wire = STREAM_HEAD + chunk(body) + LAST
     async with rig([RawEngine(says(wire), GOOD)], **options, **SLOW_PROBES) as r:
-        got = await r.ask()
+        got = await r.ask(max_tokens=1_000_000)
         assert got.is_clean
         assert (got.text, got.body.count(b"\n\n")) == ("ab", 100_003)
+
+
+async def test_f175_events_without_text_behind_very_many_ids(rig: Floor) -> None:
+    begin = first("", [1], prompt_token_ids=[7])
+    many = first("", [1] * 1_000_000)
+    body = begin + many + first("", [1]) * 3000 + first("fine", [2]) + DONE_EVENT
+    wire = STREAM_HEAD + b"".join(map(chunk, [begin, body[len(begin) :]])) + LAST
+    async with rig([RawEngine(says(wire), GOOD)], **MIGRATES, **SLOW_PROBES) as r:
+        got = await r.ask(max_tokens=1_000_000)
+        assert (got.is_clean, got.text) == (True, "fine")
 
 
 @pytest.mark.parametrize("behind", [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nfoo", b"\r\n"])

@@ -33,6 +33,7 @@ from tests.support.harness import (
     chat,
     chunk,
     event,
+    plain,
     says,
     stalls,
     stands_still,
@@ -523,6 +524,31 @@ async def test_f170_a_tenant_names_many_models(rig: Floor) -> None:
         order = [orjson.loads(body)["user"] for body in engine.posts]
         last = [i for i, tenant in enumerate(order) if tenant == "few"][-1]
         assert last <= 14, "they take turns"
+
+
+async def test_f177_an_urgent_request_seems_endless(rig: Floor) -> None:
+    """Its engine would refuse it at once."""
+    may_answer = asyncio.Event()
+
+    async def waits(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await may_answer.wait()
+        await GOOD(reader, writer)
+
+    options: dict[str, Any] = {"active_prefill_tokens_threshold": 0, "max_queue_seconds": 10.0}
+    part = {"type": "video_url", "video_url": {"url": "http://a/b"}}
+    endless = chat("x") | {"messages": [{"role": "user", "content": [part] * 1000}]}
+    engine = RawEngine(waits)
+    engine.gets["/v1/models"] = plain(b'{"data":[{"id":"sim-8b","max_model_len":32768}]}')
+    async with rig([engine], flow=False, **options, **SLOW_PROBES) as r:
+        queue = r.state.waiting.queue
+        first = asyncio.create_task(r.ask())
+        await until(lambda: engine.busy == 1, "the only one is busy")
+        urgent = asyncio.create_task(r.ask(body=endless, headers={"X-Request-Priority": "high"}))
+        await until(lambda: len(queue) == 1, "it waits")
+        others = [asyncio.create_task(r.ask(f"prompt {i}")) for i in range(10)]
+        await until(lambda: len(queue) + sum(t.done() for t in others) == 11, "all wait")
+        may_answer.set()
+        assert all(map(is_fine, await asyncio.gather(first, urgent, *others)))
 
 
 HOG, FEW = "sk-hog-0123456789abcdef", "sk-few-0123456789abcdef"

@@ -719,3 +719,32 @@ async def test_f174_media_in_a_body_for_another_process(rig: Floor, part: dict[s
     async with rig([GOOD], flow=False, **SLOW_PROBES) as r:
         assert is_fine(await r.ask(body=chat("x") | {"messages": [message]}))
         assert is_fine(await r.ask(body=chat("x") | {"messages": [message] * 2}))
+
+
+def _spaces() -> dict[str, Any]:
+    tools = [{"name": "a"}] * 3000
+    return {"input": "hi", "tools": [{"type": "namespace", "name": "n" * 100_000, "tools": tools}]}
+
+
+LONG_TO_WORK_OUT: dict[str, tuple[str, dict[str, Any]]] = {
+    "tools of a namespace": ("/v1/responses", _spaces()),
+    "media": ("", {"messages": [{"role": "user", "content": [MEDIA[0]] * 8000}]}),
+    "nearly data": (
+        "",
+        {"messages": [{"role": "user", "content": [{"type": "zz", "zz": "A" * 1_000_000 + "!"}]}]},
+    ),
+    "arguments that steer": (
+        "",
+        {"vllm_xargs": {f"{name}{at}": 1 for at in range(2000) for name in ("do_remote_", "x")}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LONG_TO_WORK_OUT)
+@pytest.mark.parametrize("limit", [0, 1])
+async def test_f176_bodies_that_are_long_to_work_out(rig: Floor, kind: str, limit: int) -> None:
+    path, fields = LONG_TO_WORK_OUT[kind]
+    async with rig([GOOD], flow=False, migration_limit=limit, **SLOW_PROBES) as r:
+        for _ in range(3):
+            got = await r.ask(body=chat("x") | fields, path=path or "/v1/chat/completions")
+            assert got.status == 200
