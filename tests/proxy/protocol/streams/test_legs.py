@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from itertools import pairwise
-from types import FrameType
 from typing import Any
 
 import orjson
@@ -17,6 +16,7 @@ from proxy.protocol.framing import wrap
 from proxy.protocol.streams.legs import FirstLeg, LaterLeg, first_members
 from proxy.protocol.streams.movable import Plan
 from proxy.protocol.streams.trail import Resumption, Trail, TrailMemory
+from tests.support.work import calls_of
 
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 DONE = b"data: [DONE]\n\n"
@@ -397,22 +397,6 @@ FLOODS = [
 READ_BYTES = 65536
 
 
-def calls(leg: FirstLeg | LaterLeg, data: bytes) -> int:
-    """Calls that it takes, of functions in Python and in C."""
-    count = 0
-
-    def counter(_frame: FrameType, event: str, _arg: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(counter)
-    try:
-        leg.edit(data)
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 @pytest.mark.parametrize("unit", FLOODS, ids=repr)
 @pytest.mark.parametrize("is_later", [False, True])
 def test_a_read_of_short_events_is_few_calls(unit: bytes, *, is_later: bool) -> None:
@@ -421,7 +405,7 @@ def test_a_read_of_short_events_is_few_calls(unit: bytes, *, is_later: bool) -> 
     if not is_later:
         leg = FirstLeg(trail())
         leg.edit(role([7]) + said("a", [1]))
-    assert calls(leg, unit * (READ_BYTES // len(unit))) <= 200
+    assert calls_of(partial(leg.edit, unit * (READ_BYTES // len(unit)))) <= 200
 
 
 def test_errors_in_a_row_are_not_read_without_end() -> None:
@@ -429,7 +413,7 @@ def test_errors_in_a_row_are_not_read_without_end() -> None:
     refused = b'data: {"error":{"code":400,"message":"%b"}}\n\n' % (b"x" * 60)
     leg = FirstLeg(trail())
     leg.edit(role([7]) + said("a", [1]))
-    assert calls(leg, refused * 600) <= 2000
+    assert calls_of(partial(leg.edit, refused * 600)) <= 2000
     assert leg.edit(refused * 600) == refused * 600
 
 

@@ -6,9 +6,8 @@ say where they look: at both ends of a long event, and not at its middle.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
+from functools import partial
 from typing import Any
 
 import orjson
@@ -33,6 +32,7 @@ from proxy.protocol.streams.sse import (
 )
 from proxy.protocol.streams.trail import Resumption, Trail, TrailMemory
 from tests.support.examples import examples
+from tests.support.work import calls_of
 
 MEBIBYTE = 1 << 20
 TEXT = b'data: {"choices":[{"index":0,"delta":{"content":"word"},"finish_reason":null}]}\n\n'
@@ -81,22 +81,6 @@ def later_leg() -> LaterLeg:
     return LaterLeg(it)
 
 
-def calls(work: Callable[[bytes], object], data: bytes) -> int:
-    """Calls that it takes, of functions in Python and in C."""
-    count = 0
-
-    def counter(_frame: FrameType, event: str, _arg: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(counter)
-    try:
-        work(data)
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def long_event(unit: bytes, begin: bytes = b"", end: bytes = b"", size: int = MEBIBYTE) -> bytes:
     """One event, of these bytes over and over between others."""
     return b'data: {"a":' + begin + unit * (size // len(unit)) + end + b"}\n\n"
@@ -127,16 +111,16 @@ def test_one_event_is_few_calls_whatever_is_in_it(
     made: Callable[[], Callable[[bytes], object]], unit: bytes
 ) -> None:
     """Its own end comes with the next event, as in one read."""
-    assert calls(made(), long_event(unit)) <= 400
-    assert calls(made(), long_event(unit, size=LONG_BYTES) + TEXT) <= 400
+    assert calls_of(partial(made(), long_event(unit))) <= 400
+    assert calls_of(partial(made(), long_event(unit, size=LONG_BYTES) + TEXT)) <= 400
 
 
 @pytest.mark.parametrize("unit", [*UNITS, b"\n", b"\r\n", b":\n", b"data: [DONE]\n", b"event: a\n"])
 def test_the_usage_of_an_answer_is_few_calls(unit: bytes) -> None:
     """Also where it comes in one piece, and whatever stands behind its end."""
     body = orjson.dumps({"usage": USAGE, "tools": "x"})
-    assert calls(usage_member, body[:-1] + b',"a":' + unit * 30_000 + b"}") <= 3000
-    assert calls(usage_member, body + unit * 30_000) <= 3000
+    assert calls_of(partial(usage_member, body[:-1] + b',"a":' + unit * 30_000 + b"}")) <= 3000
+    assert calls_of(partial(usage_member, body + unit * 30_000)) <= 3000
 
 
 def test_blank_lines_hide_no_usage() -> None:
