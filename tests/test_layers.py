@@ -401,7 +401,6 @@ TESTED_ELSEWHERE = {
     "proxy.request.stream_accounting": "scenarios/test_streams.py",
     "proxy.state.proxy_state": "every file of scenarios",
     "proxy.telemetry.requests": "scenarios/test_faults.py, admin/test_endpoints.py",
-    "replayer.data.make_sample": "trace/test_loaders.py reads what it made",
     "replayer.demo.__main__": "tests/test_demo.py",
     "replayer.demo.fleet": "tests/test_demo.py: both kinds of run are made of it",
     "replayer.demo.one_run": "tests/test_demo.py: offloads, a killed engine",

@@ -2,16 +2,17 @@
 
 from pathlib import Path
 
-from replayer.data import make_decode_heavy
+from bench.traces import decode_heavy
+from replayer import data
 from replayer.trace.loaders import read_trace
 from replayer.virtual.load import load_source
 
-FILE = Path(make_decode_heavy.__file__).with_name("decode_heavy.trace.jsonl.gz")
+FILE = Path(data.__path__[0]) / "decode_heavy.trace.jsonl.gz"
 
 
 def test_the_file_is_what_the_program_writes(tmp_path: Path) -> None:
     made = tmp_path / "made.gz"
-    make_decode_heavy.main(made)
+    decode_heavy.main(made)
     assert list(read_trace(made)) == list(read_trace(FILE))
 
 

@@ -1,4 +1,4 @@
-"""Cut the packaged agentic traces from the whole one: `make_sample.py demo|sessions SOURCE OUT`.
+"""Cut the packaged agentic traces from the whole one: `sample.py demo|sessions SOURCE OUT`.
 
 Both keep token lengths and block ids as recorded, and at most the first turns of a session. `demo`
 is for a short demonstration. 24 sessions start one after another instead of all at once, and end

@@ -1,4 +1,4 @@
-"""Write a trace of long answers beside bursts of long prompts: `make_decode_heavy.py OUT`.
+"""Write a trace of long answers beside bursts of long prompts: `decode_heavy.py OUT`.
 
 Three of four sessions are chats that think aloud: short prompts, answers of 1,000 to 3,000 tokens.
 Every fourth fans out: a short request, and then at once three documents of 16,000 to 40,000 tokens,
