@@ -12,7 +12,7 @@ from proxy.core.fleet.health import FAULT_KINDS, Change, State
 from proxy.core.fleet.hollow import FADE_S
 from proxy.core.fleet.members import SAME_START_S, Fleet, Member
 from proxy.core.fleet.short import WHY
-from proxy.core.types import FailureKind
+from proxy.core.types import FailureKind, RequestFacts
 
 
 class InstanceEvents:
@@ -156,17 +156,24 @@ class InstanceEvents:
             member.health.askers.served(client, since_s)
 
     def ended(
-        self, name: str, model: str, path: str, now_s: float, *, is_short: bool, streams: bool
+        self,
+        name: str,
+        facts: RequestFacts,
+        path: str,
+        now_s: float,
+        *,
+        is_short: bool,
+        streams: bool,
     ) -> str:
         """Note how long a whole answer is; returns what speaks against the instance, if it does."""
         member = self._fleet.get(name)
         if member is None:
             return ""
         short = member.health.short
-        short.note(is_short=is_short)
+        short.note(facts.asker, is_short=is_short)
         if not is_short:
             return ""
-        peers = [m.health.short for m in self._fleet.believed(model) if m is not member]
+        peers = [m.health.short for m in self._fleet.believed(facts.model) if m is not member]
         known, count = sum([p.known for p in peers]), sum([p.count for p in peers])
         if not peers or not short.is_odd(now_s, known, count):
             return ""

@@ -221,20 +221,20 @@ class Health:
 
     def has_failed_for(self, client: str) -> bool:
         """Whether something has failed since it last worked, or was hollow to this client."""
-        is_doubted = self.has_failed_lately or self.short.is_doubted
+        is_doubted = self.has_failed_lately or self.short.is_doubted_for(client)
         return is_doubted or self._is_hollow_for(client)
 
     def _is_hollow_for(self, client: str) -> bool:
         hollow = self.hollow
         return hollow.shared > 0 or (hollow.doubts > 0 and self.askers.has(client))
 
-    def hollow_weight(self, now_s: float) -> float:
-        """Doubt by its hollow answers to several clients, 0 to 1.
+    def hollow_weight(self, client: str, now_s: float) -> float:
+        """Doubt by its hollow answers to several clients, or short ones to this one too, 0 to 1.
 
         One that is out for that may be used all the same, where more than half of the fleet is out.
         """
         is_out = not self.is_up and (self.hollow.doubts > 0 or self.short.is_doubted)
-        return 1.0 if is_out else max(self.hollow.weight(now_s), self.short.weight(now_s))
+        return 1.0 if is_out else max(self.hollow.weight(now_s), self.short.weight(client, now_s))
 
     @property
     def is_only_short(self) -> bool:

@@ -313,7 +313,7 @@ class Fleet:
         own = [health.weight_for(client, now_s) for health in healths]
         least = min(own, default=0.0)
         return [
-            max(health.hollow_weight(now_s), weight - least)
+            max(health.hollow_weight(client, now_s), weight - least)
             for health, weight in zip(healths, own, strict=True)
         ]
 

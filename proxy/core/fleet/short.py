@@ -2,8 +2,8 @@
 
 A model may answer nothing, or with one word. So such an answer speaks against nobody by itself. It
 is held against the instance's peers: nearly all of its last answers are short, and most of theirs
-are not. Then it is in doubt, is priced, and a trial decides: a request that asks for several
-tokens, which a peer gives.
+are not. Then it is in doubt, and a trial decides: a request that asks for several tokens, which a
+peer gives. Until then it is priced: for all where several clients had them, else for that client.
 
 A trial that is passed lets its short answers rest for a while: its clients ask for no more.
 """
@@ -33,6 +33,8 @@ class Short:
 
     __slots__ = (
         "_bits",
+        "_client",
+        "_is_shared",
         "_last_s",
         "_rest_s",
         "_rests_until_s",
@@ -44,8 +46,8 @@ class Short:
 
     def __init__(self) -> None:
         self.known = self._bits = 0
-        self.is_doubted = self.streams = False
-        self.path = ""
+        self.is_doubted = self.streams = self._is_shared = False
+        self.path = self._client = ""
         self._last_s = self._rests_until_s = -math.inf
         self._rest_s = REST_S
 
@@ -54,8 +56,11 @@ class Short:
         """How many of the last answers are short."""
         return self._bits.bit_count()
 
-    def note(self, *, is_short: bool) -> None:
-        """An answer is whole."""
+    def note(self, client: str, *, is_short: bool) -> None:
+        """A client's answer is whole."""
+        if is_short:
+            self._is_shared = self._bits > 0 and (self._is_shared or client != self._client)
+            self._client = client
         self.known = min(RECENT, self.known + 1)
         self._bits = (self._bits << 1 | is_short) & _ALL
 
@@ -69,9 +74,15 @@ class Short:
         self.is_doubted, self._last_s = True, now_s
         self.path, self.streams = path, streams
 
-    def weight(self, now_s: float) -> float:
-        """Doubt, 0 to 1."""
-        return max(0.0, 1.0 - (now_s - self._last_s) / FADE_S) if self.is_doubted else 0.0
+    def is_doubted_for(self, client: str) -> bool:
+        """Whether it is in doubt for this client's requests too."""
+        return self.is_doubted and (self._is_shared or client == self._client)
+
+    def weight(self, client: str, now_s: float) -> float:
+        """Doubt for a client's requests, 0 to 1."""
+        if not self.is_doubted_for(client):
+            return 0.0
+        return max(0.0, 1.0 - (now_s - self._last_s) / FADE_S)
 
     def passed(self, now_s: float) -> None:
         """A trial was answered at length, or as its peers answer it."""

@@ -576,7 +576,7 @@ class RequestFlow:
     def ended_short(self, path: str, now_s: float, *, is_short: bool) -> str:
         """Note how long the whole answer is; returns what speaks against D, if it does."""
         name, told = self.route.decode.name, self._known.events.ended
-        why = told(name, self._facts.model, path, now_s, is_short=is_short, streams=self._streams)
+        why = told(name, self._facts, path, now_s, is_short=is_short, streams=self._streams)
         if why:
             self._is_served = False
             self.route.measured = None  # nothing is learned of how quickly it ends

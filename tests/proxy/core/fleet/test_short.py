@@ -6,7 +6,7 @@ from proxy.core.fleet.events import InstanceEvents
 from proxy.core.fleet.health import Change, State
 from proxy.core.fleet.members import Fleet, Member
 from proxy.core.fleet.short import FADE_S, MOST_RECENT, RECENT, REST_S, WHY
-from proxy.core.types import FailureKind, Instance
+from proxy.core.types import FailureKind, Instance, RequestFacts
 
 PATH = "/v1/chat/completions"
 
@@ -17,12 +17,17 @@ class Scene:
     def __init__(self, *names: str) -> None:
         self.fleet = Fleet()
         self.events = InstanceEvents(self.fleet, lambda: None)
+        self._turn = False
         for name in names:
             self.fleet.add(Instance(name, f"http://{name}"))
             self.events.probe_answered(name, 0.0)
 
-    def ends(self, name: str, now_s: float, *, is_short: bool) -> str:
-        return self.events.ended(name, "m", PATH, now_s, is_short=is_short, streams=True)
+    def ends(self, name: str, now_s: float, client: str = "", *, is_short: bool) -> str:
+        """Of the client, or of two in turn."""
+        self._turn = not self._turn
+        who = client or ("alice" if self._turn else "bob")
+        facts = RequestFacts("m", who, 1, [], 64.0)
+        return self.events.ended(name, facts, PATH, now_s, is_short=is_short, streams=True)
 
     def member(self, name: str) -> Member:
         member = self.fleet.get(name)
@@ -48,6 +53,22 @@ def test_one_that_gives_only_short_answers_is_in_doubt() -> None:
     doubts = it.fleet.doubts
     assert doubts(it.fleet.members(), "any client", 2.0) == [1.0, 0.0, 0.0]
     assert doubts(it.fleet.members(), "any client", 2.0 + FADE_S) is None
+
+
+def test_one_clients_short_answers_are_priced_for_that_client_alone() -> None:
+    it = Scene("a", "b")
+    for _ in range(RECENT):
+        it.ends("b", 1.0, is_short=False)
+        it.ends("a", 2.0, "mallory", is_short=True)
+    assert it.member("a").health.trial_due(2.0), "which decides for all"
+    doubts, members = it.fleet.doubts, it.fleet.members()
+    assert doubts(members, "mallory", 2.0) == [1.0, 0.0]
+    assert doubts(members, "alice", 2.0) == [0.0, 0.0]
+    assert it.fleet.has_failed_lately("a", "mallory")
+    assert not it.fleet.has_failed_lately("a", "alice")
+    it.ends("a", 3.0, "alice", is_short=True)
+    assert doubts(members, "bob", 3.0) == [1.0, 0.0]
+    assert it.fleet.has_failed_lately("a", "bob")
 
 
 def test_at_the_start_one_is_in_doubt_before_its_peers_have_answered() -> None:
