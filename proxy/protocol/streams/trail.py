@@ -109,6 +109,7 @@ class Trail:
         "_granted",
         "_has_dropped",
         "_ids",
+        "_knows_prompt",
         "_memory",
         "_most_tokens",
         "_pending",
@@ -137,6 +138,8 @@ class Trail:
         self.why: Unmoved | None = None
         self.head = b""
         self.prompt = b""
+        self._knows_prompt: bool | None = None
+        """Whether the prompt is token ids; None: nobody has asked."""
         self.prompt_tokens = 0
         self._ids = bytearray()
         self.tokens = 0
@@ -155,7 +158,7 @@ class Trail:
 
     def begin(self, head: bytes, prompt: bytes) -> None:
         """The stream's first event has come, with the prompt's token ids."""
-        self.head, self.prompt = head, prompt
+        self.head, self.prompt, self._knows_prompt = head, prompt, None
         self.prompt_tokens = prompt.count(b",") + 1 if prompt else 0
         if not prompt:
             self.stop(Unmoved.NO_IDS)
@@ -244,7 +247,9 @@ class Trail:
         begins = found is not None and not found.tokens and self.plan.is_chat
         if begins and self._memory.has_reasoned:
             return Unmoved.REASONING
-        if found is None or not (_are_ids(self.prompt) and (not found.ids or _are_ids(found.ids))):
+        if self._knows_prompt is None:  # once: it may be megabytes, and any look at a stream asks
+            self._knows_prompt = _are_ids(self.prompt)
+        if found is None or not (self._knows_prompt and (not found.ids or _are_ids(found.ids))):
             return Unmoved.NO_IDS
         most = self.plan.most_tokens
         return found if most is None or found.tokens < most else Unmoved.FINISHED
