@@ -37,6 +37,7 @@ from proxy.protocol.prompt.facts import (
 from proxy.protocol.streams.movable import Plan, plan_of, unpacked_plan
 
 SALT: Final = "cache_salt"
+_ONLY_SALT: Final = frozenset({SALT})
 LENGTHS: Final = 4
 """Between the processes: bytes of a length in front of task, body and result, big-endian."""
 READ = frozenset(
@@ -96,12 +97,13 @@ class Examined:
 
     `fields`: of its top-level fields those of `READ`, but arrays and objects; texts are cut.
     `session`: the names that it gives its session. `put` and `drop`: top-level fields that have to
-    be set, as JSON, and removed before an instance gets it. `spans`: where its members are, if that
-    is known. `plan`: the migration plan of its stream, or the reason for none; None if not asked
-    for.
+    be set, as JSON, and removed before an instance gets it. `is_new`: nothing is removed, and the
+    only one that is set is not there yet, so that nothing has to be looked for. `spans`: where its
+    members are, if that is known. `plan`: the migration plan of its stream, or the reason for none;
+    None if not asked for.
     """
 
-    __slots__ = ("drop", "fields", "plan", "prompt", "put", "session", "spans")
+    __slots__ = ("drop", "fields", "is_new", "plan", "prompt", "put", "session", "spans")
 
     def __init__(
         self,
@@ -118,6 +120,7 @@ class Examined:
         self.put = put
         self.drop = drop
         self.spans = spans
+        self.is_new = False
         self.plan: Plan | Unmoved | None = None
 
 
@@ -150,6 +153,7 @@ def examine(task: Task, most_values: int) -> Examined | Unfit | None:
 def _examined(task: Task, parsed: dict[str, Any], most_values: int) -> Examined | Unfit | None:
     if (unfit := complaint(parsed, task.raw, is_salted=task.salt is not None)) is not None:
         return unfit
+    is_free = bool(parsed) and SALT not in parsed
     put = _put(parsed, task.salt)
     if len(put.get(PLUGINS, b"")) > _PLUGINS_BYTES:
         return Unfit(f"{PLUGINS}: over {_PLUGINS_BYTES} bytes", PLUGINS)
@@ -158,6 +162,7 @@ def _examined(task: Task, parsed: dict[str, Any], most_values: int) -> Examined 
         return None
     steering = steering_keys(parsed)
     found = Examined(_plain(parsed), session_in(parsed), prompt, put, steering)
+    found.is_new = is_free and not steering and put.keys() == _ONLY_SALT
     if task.plans:
         found.plan = plan_of(task.endpoint, parsed, steering)
     return found

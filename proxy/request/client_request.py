@@ -44,7 +44,7 @@ from proxy.protocol.errors import (
     NotForClientsError,
     UnsaltedError,
 )
-from proxy.protocol.examined import NO_OBJECT, Examined, Task, examine
+from proxy.protocol.examined import NO_OBJECT, SALT, Examined, Task, examine
 from proxy.protocol.headers import forwarded
 from proxy.protocol.names.stored_responses import NAMED
 from proxy.protocol.prompt.facts import MOST_VALUES_SMALL
@@ -142,11 +142,10 @@ async def _understood(
     members, drop = Members(raw, found.spans), found.drop
     if grant.tenant is not None and path in (RESPONSES, COMPACT) and NAMED in found.fields:
         drop = [*drop, NAMED]
-    if found.put or drop:
-        try:
-            members = await _edited(members, found.put, drop)
-        except ValueError as error:
-            raise BadRequestError(str(error)) from error
+    if found.is_new and not drop:
+        members = members.with_first(SALT, found.put[SALT])
+    elif found.put or drop:
+        members = await _edited(members, found.put, drop)
     if isinstance(found.plan, Plan) and not found.plan.shows_ids:
         members = await _with_token_ids(members)
     return members, found
@@ -175,19 +174,19 @@ async def _examined(
 
 async def _edited(members: Members, put: Mapping[str, bytes], drop: Collection[str]) -> Members:
     """A body with some members set and removed; a long one is copied in a thread."""
-    if len(members.raw) <= _LONG_BYTES:
-        return members.edited(put, drop)
-    return await asyncio.to_thread(members.edited, put, drop)
+    try:
+        if len(members.raw) <= _LONG_BYTES:
+            return members.edited(put, drop)
+        return await asyncio.to_thread(members.edited, put, drop)
+    except ValueError as error:
+        raise BadRequestError(str(error)) from error
 
 
 async def _with_token_ids(members: Members) -> Members:
     """A body that asks for the ids of all tokens."""
     if TOKEN_IDS.encode() not in members.raw:
         return members.with_first(TOKEN_IDS, b"true")
-    try:
-        return await _edited(members, {TOKEN_IDS: b"true"}, ())
-    except ValueError as error:
-        raise BadRequestError(str(error)) from error
+    return await _edited(members, {TOKEN_IDS: b"true"}, ())
 
 
 def _check_salting(request: web.Request, grant: Grant, *, is_object: bool) -> None:

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.protocol.body import PLUGINS, Members, Unfit
-from proxy.protocol.examined import Examined, Task, examine, examine_large, packed, unpacked
+from proxy.protocol.examined import (
+    SALT,
+    Examined,
+    Task,
+    examine,
+    examine_large,
+    packed,
+    unpacked,
+)
 from proxy.protocol.prompt.facts import MOST_VALUES, MOST_VALUES_SMALL
 
 CHAT = "/v1/chat/completions"
@@ -167,3 +175,30 @@ def test_whatever_pythons_json_writes_is_taken_and_edited_member_by_member(
         if key in edited and key not in told.put
     }
     assert json.dumps({key: edited[key] for key in kept}) == json.dumps(kept)
+
+
+SPELLED = (
+    rb'"cache_salt":"theirs"',
+    rb'"\u0063ache_s\u0061lt":null',
+    rb'"cache_salt ":1',
+    rb'"do_remote_x":1',
+    rb'"vllm_xargs":{"kv_transfer_params":1}',
+    rb'"a":"\"cache_salt\":1"',
+    rb'"a":{"cache_salt":1}',
+)
+
+
+@given(st.lists(st.sampled_from(SPELLED), max_size=4), st.sampled_from([b"", b" ", b"\n\t"]))
+def test_a_salt_is_put_in_front_only_where_the_client_has_none(
+    members: list[bytes], blank: bytes
+) -> None:
+    raw = blank + b"{" + blank + b",".join(members) + b"}"
+    found, own = examine(task_of(raw, salt="ours"), MOST_VALUES), json.loads(raw)
+    if isinstance(found, Unfit):
+        return  # a salt that is none
+    assert isinstance(found, Examined)
+    is_edited = bool(found.drop) or "vllm_xargs" in own
+    assert found.is_new == (bool(own) and "cache_salt" not in own and not is_edited)
+    if found.is_new:
+        told = json.loads(Members(raw).with_first(SALT, found.put[SALT]).raw)
+        assert told == own | {"cache_salt": "ours"}
