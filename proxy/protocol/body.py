@@ -287,24 +287,29 @@ class Members:
     def edited(self, put: Mapping[str, bytes], drop: Collection[str] = ()) -> Members:
         """A copy without the members named in `drop` and `put`, then those of `put`, JSON values.
 
-        What stays keeps its bytes and its order. Raises ValueError like `spans`. It is copied in
-        steps: a thread that edits a long body holds the interpreter's lock for one step at a time,
-        and not for joining them.
+        What stays keeps its bytes and its order. Raises ValueError like `spans`. A long body is
+        copied in steps: a thread that edits one holds the interpreter's lock for one step at a
+        time, and not for joining them, which it would with views.
         """
-        removed = {*drop, *put}
-        pieces: list[bytes] = []
+        removed, raw = {*drop, *put}, memoryview(self.raw)
+        is_long = len(raw) > SMALL_BYTES
+        pieces: list[bytes | memoryview] = []
         spans: list[Span] = []
         at, mark = 1, b"{"
         for key, start, end in self.spans:
             if key not in removed:
                 pieces.append(mark)
-                steps = range(start, end, _STEP_BYTES)
-                pieces += [self.raw[step : min(end, step + _STEP_BYTES)] for step in steps]
+                if is_long:
+                    steps = range(start, end, _STEP_BYTES)
+                    pieces += [self.raw[step : min(end, step + _STEP_BYTES)] for step in steps]
+                else:
+                    pieces.append(raw[start:end])
                 spans.append((key, at, at + end - start))
                 at, mark = at + end - start + 1, b","
         for key, value in put.items():
-            pieces.append(b'%s"%s":%s' % (mark, key.encode(), value))
-            size = len(pieces[-1]) - 1
+            member = b'"%s":%s' % (key.encode(), value)
+            pieces += (mark, member)
+            size = len(member)
             spans.append((key, at, at + size))
             at, mark = at + size + 1, b","
         pieces.append(b"}" if mark == b"," else b"{}")
@@ -317,7 +322,7 @@ class Members:
         """
         at = self.raw.index(b"{") + 1
         more = b'"%s":%s,' % (key.encode(), value)
-        raw = b"".join((self.raw[:at], more, self.raw[at:]))
+        raw = b"".join((self.raw[:at], more, memoryview(self.raw)[at:]))
         if self._spans is None:
             return Members(raw)
         size = len(more)
