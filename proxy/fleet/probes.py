@@ -360,9 +360,8 @@ class Probes:
         tried = partial(self._tried, model=models[0], path=path)
         failure, is_blind = await tried(upstream, streams=streams), False
         if member is not None and path and failure is not None and failure.kind in UNDECIDED_KINDS:
-            member.health.short.passed(
-                self._clock.now_s()
-            )  # what takes its time does not end at once
+            # What takes its time does not end at once.
+            member.health.short.passed(self._clock.now_s())
         if failure is not None and failure.kind in HOLLOW_KINDS:
             theirs = None
             if peer is not None:

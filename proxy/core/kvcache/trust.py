@@ -118,8 +118,9 @@ class Trust:
     ) -> tuple[list[int], bool]:
         """The tokens that are expected in each cache, of `hits` that the key predicts.
 
-        And whether it is doubtful what the session's home has. `is_exact`: whether a cache's engine
-        has published what it holds.
+        And whether it is doubtful what the session's home has: both predictions differ, and too few
+        answers have told which one is right. `is_exact`: whether a cache's engine has published
+        what it holds.
         """
         kind = self._known(facts)
         if kind is not None and kind.found_at:
@@ -140,7 +141,7 @@ class Trust:
             part = 0.0 if kind is not None and kind.finds_nothing else past.key_part
             believed, is_doubted = [int(hit * part) for hit in hits], True
         else:
-            return hits, kind is None or kind.reports < KIND_REPORTS
+            return hits, not past.reports or kind is None or kind.reports < KIND_REPORTS
         believed[at] = own
         return believed, is_doubted
 
@@ -182,20 +183,32 @@ class Trust:
             return None
         if past is None:
             past = Past(cache, kind.prompt_part, kind.answer_part)
-        elif cached is not None and past.cache is cache:
-            key_error = abs(key_tokens - cached) / prompt
-            own_error = abs(past.predicted(prompt) - cached) / prompt
-            kind.key_error += KIND_GAIN * (key_error - kind.key_error)
-            kind.session_error += KIND_GAIN * (own_error - kind.session_error)
-            kind.reports += 1
-            past.key_error += SESSION_GAIN * (key_error - past.key_error)
-            past.session_error += SESSION_GAIN * (own_error - past.session_error)
-            past.reports += 1
-            self._found(past, kind, prompt, cached)
+        elif cached is not None:
+            self._tested(past, kind, cache, key_tokens, counts)
         past.cache = cache
         past.prompt_tokens, past.answer_tokens = prompt, answer
         past.estimate, past.block_tokens = facts.estimate, facts.block_tokens
         return past
+
+    def _tested(
+        self, past: Past, kind: Kind, cache: EngineCache, key_tokens: int, counts: Counts
+    ) -> None:
+        """Hold both predictions against an answer, or the key's alone if the session has moved."""
+        prompt, cached, _ = counts
+        assert cached is not None
+        key_error = abs(key_tokens - cached) / prompt
+        if past.cache is not cache:
+            # Where neither saw anything, nothing is tested.
+            if max(key_tokens, cached) > 2 * past.block_tokens:
+                _key_was(past, key_error)
+            return
+        own_error = abs(past.predicted(prompt) - cached) / prompt
+        kind.key_error += KIND_GAIN * (key_error - kind.key_error)
+        kind.session_error += KIND_GAIN * (own_error - kind.session_error)
+        kind.reports += 1
+        past.session_error += SESSION_GAIN * (own_error - past.session_error)
+        _key_was(past, key_error)
+        self._found(past, kind, prompt, cached)
 
     @staticmethod
     def _found(past: Past, kind: Kind, prompt: int, cached: int) -> None:
@@ -234,6 +247,12 @@ class Trust:
         else:
             kinds.move_to_end(facts.client)
         return kind
+
+
+def _key_was(past: Past, error: float) -> None:
+    """Note the error of what the key predicted for a session's turn, as a part of its prompt."""
+    past.key_error += SESSION_GAIN * (error - past.key_error)
+    past.reports += 1
 
 
 def _prefers_session(past: Past, kind: Kind | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,15 +37,23 @@ class Session:
         self.trust, self.client, self.more = trust, client, more
         self.here, self.there = EngineCache("here"), EngineCache("there")
         self.past: Past | None = None
+        self.is_doubted = False
         self.tokens = 10_000
 
-    def turn(self, key: int, cached: int | None, elsewhere: int = 0) -> list[int]:
-        """What is believed of both engines; then the first one serves it, and tells `cached`."""
+    def turn(
+        self, key: int, cached: int | None, elsewhere: int = 0, *, moves: bool = False
+    ) -> list[int]:
+        """What is believed of both engines; then one serves it, and tells `cached`.
+
+        The first one, or the other where the session `moves`.
+        """
         f = facts(self.tokens, self.client)
         caches = [self.here, self.there]
-        believed, _ = self.trust.believed(f, self.past, caches, [key, elsewhere], [False, False])
+        keys = [key, elsewhere]
+        believed, self.is_doubted = self.trust.believed(f, self.past, caches, keys, [False, False])
         counts = (self.tokens, cached, ANSWER)
-        self.past = self.trust.told(f, self.past, self.here, key, counts, is_session=True)
+        at = caches[moves]
+        self.past = self.trust.told(f, self.past, at, keys[moves], counts, is_session=True)
         self.tokens += self.more
         return believed
 
@@ -108,6 +117,41 @@ class TestForms:
         for _ in range(20):
             errors(Session(trust, "odd"), "not in the key", 6)
         assert max(errors(Session(trust, "known"), "as the key", 8)) < 0.02
+
+
+class TestBesideAKindWhoseKeysAreRight:
+    """Sessions of one client, of which only some are of a form that nobody has seen."""
+
+    def one(self, turns: int = 1) -> Session:
+        trust = Trust()
+        errors(Session(trust), "as the key", 8)
+        session = Session(trust)
+        errors(session, "dropped", turns)
+        return session
+
+    def test_what_its_home_has_is_doubted_until_an_answer_tells(self) -> None:
+        session = self.one()
+        session.turn(0, 10_000)
+        assert session.is_doubted
+        other = self.one(0)
+        errors(other, "as the key", 3)
+        other.turn(0, 0)
+        assert not other.is_doubted
+
+    @pytest.mark.parametrize("found", [600, 8000])
+    def test_a_move_shows_that_the_key_is_wrong(self, found: int) -> None:
+        """Of what others have left there the key saw nothing."""
+        session = self.one()
+        session.turn(0, found, moves=True)
+        session.here, session.there = session.there, session.here
+        believed = session.turn(0, 11_000)[0]
+        assert believed == (pytest.approx(11_000, rel=0.02) if found == 8000 else 0)
+
+    def test_a_move_where_nothing_was_shows_nothing(self) -> None:
+        session = self.one()
+        session.turn(0, 0, moves=True)
+        assert session.past is not None
+        assert not session.past.reports
 
 
 class TestOneReport:
