@@ -376,6 +376,7 @@ def _bases(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 TESTED_ELSEWHERE = {
     "proxy.core.types": "vocabulary only",
+    "proxy.core.placement.candidates": "test_cost.py, routing/test_router.py: rows and columns",
     "proxy.core.thermal.policy": "test_laws.py and test_controller.py: the founding one, mistakes",
     "proxy.core.thermal.readings": "vocabulary only: readings and limits",
     "proxy.core.kvcache.links": "test_published_index.py: prompts of text, what is left of them",

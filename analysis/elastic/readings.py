@@ -15,8 +15,9 @@ from analysis.rivals.offload import able_peers
 from analysis.rivals.placement import ConsistentHash, Place
 from analysis.rivals.registry import RIVALS, Rival
 from proxy.core.placement import rules
+from proxy.core.placement.candidates import Candidate
 from proxy.core.placement.decision import Choice, PlacementView, Size, chosen, size_on
-from proxy.core.types import Candidate, Load, Reason
+from proxy.core.types import Load, Reason
 
 Tokens = Callable[[Load], int]
 

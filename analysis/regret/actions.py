@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from proxy.core.placement.candidates import Candidate
 from proxy.core.placement.decision import Choice, PlacementView, Size, chosen, peers, size_on
-from proxy.core.types import Candidate, Reason
+from proxy.core.types import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def view(scene: PlacementView, c: Candidate) -> View:
         name=c.instance.name,
         hit_tokens=c.hit_tokens,
         new_tokens=c.new_tokens,
-        queue_s=scene.latency.wait_s(c.instance.name, scene.now_s),
+        queue_s=c.pace.wait_s(scene.now_s),
         room_s=c.kv_wait_s,
         streams=c.load.decode_requests,
         decode_tokens=c.load.decode_tokens,

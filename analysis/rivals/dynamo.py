@@ -11,9 +11,10 @@ from bisect import bisect_left
 from collections import Counter
 
 from analysis.rivals.offload import Decider, placed_on
+from proxy.core.placement.candidates import Candidate
 from proxy.core.placement.decision import Choice, PlacementView
 from proxy.core.routing.route import Route
-from proxy.core.types import Candidate, RequestFacts
+from proxy.core.types import RequestFacts
 
 BLOCK_TOKENS = 16
 """vLLM's block size: Dynamo counts load in blocks, which matters only for lmetric's +1."""

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from analysis.rivals.placement import Place, least_requests, requests
+from proxy.core.placement.candidates import Candidate
 from proxy.core.placement.decision import Choice, PlacementView, chosen, peers
 from proxy.core.routing.route import Route
-from proxy.core.types import Candidate, Reason, RequestFacts
+from proxy.core.types import Reason, RequestFacts
 
 Decider = Callable[[PlacementView, Candidate, Candidate], bool]
 """Whether P (third argument) prefills for D (second)."""

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 import xxhash
 
+from proxy.core.placement.candidates import Candidate
 from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.routing.route import Route
-from proxy.core.types import Candidate, Load, Reason, RequestFacts
+from proxy.core.types import Load, Reason, RequestFacts
 
 Place = Callable[[PlacementView], Candidate]
 BALANCE_ABS_THRESHOLD, BALANCE_REL_THRESHOLD, CACHE_THRESHOLD = 64, 1.5, 0.3

@@ -513,59 +513,6 @@ NONE_UNRELEASED = (0, 0)
 """No hand-over, no tokens: `Candidate.unreleased` of nearly every instance."""
 
 
-@dataclass(slots=True, init=False)
-class Candidate:
-    """One instance as a decision sees it."""
-
-    instance: Instance
-    load: Load
-    hit_tokens: int
-    new_tokens: int
-    sessions: int
-    last_placed: int
-    """Number of its last placement, 0 for never."""
-    kv_full: float
-    """Share of its KV cache that is running or reusable, 0..1."""
-    kv_wait_s: float
-    """Seconds until running streams free enough KV for this prompt."""
-    kv_tokens: int | None
-    """Size of its KV cache, None while unknown."""
-    unreleased: tuple[int, int]
-    """Number and tokens of broken hand-overs whose KV it may still hold."""
-    helps: bool
-    """Whether its heat allows prefill for others."""
-    key_tokens: int
-    """Hit predicted by the prompt's key, while `hit_tokens` is used (`core.kvcache.trust`)."""
-
-    def __init__(
-        self,
-        instance: Instance,
-        load: Load,
-        hit_tokens: int,
-        new_tokens: int,
-        sessions: int = 0,
-        last_placed: int = 0,
-        kv_full: float = 0.0,
-        kv_wait_s: float = 0.0,
-        kv_tokens: int | None = None,
-        unreleased: tuple[int, int] = NONE_UNRELEASED,
-        helps: bool = True,
-        key_tokens: int | None = None,
-    ) -> None:
-        self.instance = instance
-        self.load = load
-        self.hit_tokens = hit_tokens
-        self.new_tokens = new_tokens
-        self.sessions = sessions
-        self.last_placed = last_placed
-        self.kv_full = kv_full
-        self.kv_wait_s = kv_wait_s
-        self.kv_tokens = kv_tokens
-        self.unreleased = unreleased
-        self.helps = helps
-        self.key_tokens = hit_tokens if key_tokens is None else key_tokens
-
-
 class PastCheck(NamedTuple):
     """A busy instance with the checks that it fails, at least one."""
 

@@ -32,6 +32,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from proxy.core.latency.pace import FIRST_STEP, FleetPace, Line, Pace, Transfers, faded
 from proxy.core.latency.regression import (
     PRIOR_WEIGHT,
     WINDOW,
@@ -50,10 +51,6 @@ SHARE_WEIGHT: Final = 0.25
 STEP_PRIOR_S: Final = 0.010
 """Decode step assumed at first: an 8B model on an H100 takes 6 to 12 ms."""
 TYPICAL_KV_TOKENS: Final = 100_000.0
-RECENT_S: Final = 60.0
-"""Time constant of an instance's busy ratio: some turns of a session."""
-FIRST_STEP: Final = 0.5
-"""A prefill with none before it waits for the running step to end: half a step on average."""
 SAME_STEP_RATIO: Final = 0.3
 """A prefill that took less than this part of its prediction shared a step with the one before."""
 TYPICAL_TRANSFER_TOKENS: Final = 30_000.0
@@ -183,6 +180,7 @@ class Times:
 
     __slots__ = (
         "_last",
+        "_pace",
         "_shares",
         "_turn_s",
         "budget",
@@ -213,30 +211,26 @@ class Times:
         self.recent_at_s = 0.0
         self._turn_s = 0.0
         self._last: Measured | None = None
+        self._pace: Pace | None = None
 
-    def alone_s(self, new: int, context: int) -> float:
-        """Time to compute `new` tokens after `context` cached ones, without running streams."""
-        # `self.prefill.at(...)` inlined, on floats: a decision computes this for every instance.
-        line, tokens = self.prefill, float(new)
-        return line.p * tokens + line.q * (tokens * (context + 0.5 * tokens))
+    def pace(self) -> Pace:
+        """What is known at this moment; the same object until something changes."""
+        found = self._pace
+        if found is None:
+            prefill, step = self.prefill, self.step
+            found = self._pace = Pace(
+                self.budget,
+                (prefill.p, prefill.q),
+                (step.p, step.q),
+                self.busy_until_s,
+                (self.recent, self.recent_s, self.recent_at_s),
+                is_pending=bool(self.pending),
+            )
+        return found
 
-    def steps_beside(self, new: int) -> float:
-        """Decode steps of running streams that a prefill of `new` tokens shares."""
-        return -(-new // self.budget) + (0.0 if self.pending else FIRST_STEP)
-
-    def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
-        """Time to compute `new` tokens after `context` cached ones, beside running streams."""
-        alone_s = self.alone_s(new, context)
-        if not streams:
-            return alone_s
-        return alone_s + self.steps_beside(new) * self.step_s(kv_tokens)
-
-    def share_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
-        """`prefill_s` without the part of its steps that other prefills can use."""
-        alone_s = self.alone_s(new, context)
-        if not streams:
-            return alone_s
-        return alone_s + new / self.budget * self.step_s(kv_tokens)
+    def changed(self) -> None:
+        """A line has changed."""
+        self._pace = None
 
     def measured(
         self, prompt_tokens: int, new: int, seconds: float, step_s: float, *, saw_way: bool
@@ -247,7 +241,8 @@ class Times:
         """
         last = self._last
         if last is not None and not saw_way:
-            quick_s = SAME_STEP_RATIO * (self.alone_s(new, prompt_tokens - new) + step_s)
+            alone_s = self.pace().alone_s(new, prompt_tokens - new)
+            quick_s = SAME_STEP_RATIO * (alone_s + step_s)
             if seconds < quick_s and new <= -last.expected % self.budget:
                 if not last.open:
                     return None
@@ -257,16 +252,6 @@ class Times:
                 return last
         last = self._last = Measured(self, seconds, step_s, prompt_tokens, new, saw_way=saw_way)
         return last
-
-    def step_s(self, kv_tokens: int) -> float:
-        """Duration of a decode step over this much KV."""
-        return self.step.p + self.step.q * kv_tokens
-
-    def wait_s(self, now_s: float) -> float:
-        """Seconds until the instance has computed all reserved prefills."""
-        if self.busy_until_s <= now_s:
-            return 0.0
-        return self.busy_until_s - now_s
 
     def reserve_prefill(
         self,
@@ -281,10 +266,11 @@ class Times:
         `share_s`: the part of `work_s` in which the instance can compute no other prefill. It does
         not begin before `way_s` has passed.
         """
+        self._pace = None
         share_s = work_s if share_s is None else share_s
         self.pending[key], self._shares[key] = work_s, (share_s, now_s)
         self.busy_until_s = max(now_s + way_s, self.busy_until_s) + work_s
-        kept = self._kept(now_s)
+        kept = faded(self.recent_at_s, now_s)
         self.recent_s = self.recent_s * kept + share_s
         self.recent = self.recent * kept + 1.0
         self.recent_at_s = now_s
@@ -293,11 +279,12 @@ class Times:
         """Remove a reservation; returns when its prefill began, None if it had not begun."""
         if key not in self.pending:
             return None
+        self._pace = None
         share_s, since_s = self._shares.pop(key)
         if (over_s := share_s - max(0.0, now_s - since_s)) > 0.0:
             # The engine refused it, or the client left: what it never computed kept it busy for no
             # time. One request of a size that no engine serves would count for minutes.
-            over_s *= math.exp(min(0.0, since_s - self.recent_at_s) / RECENT_S)
+            over_s *= faded(since_s, self.recent_at_s)
             self.recent_s = max(0.0, self.recent_s - over_s)
         # The engine serves in order of arrival: only the first has begun.
         was_first = next(iter(self.pending)) == key
@@ -313,24 +300,6 @@ class Times:
         """The most that a pending prefill can have kept the instance busy; 0 if none is pending."""
         share_s, since_s = self._shares.get(key, (0.0, now_s))
         return min(share_s, max(0.0, now_s - since_s))
-
-    def busy_ratio(self, now_s: float) -> float:
-        """Seconds of prefill per second, over about RECENT_S; over 1: the queue grows.
-
-        A prefill counts as it is predicted, and once it is over for no longer than it was there.
-        """
-        return self.lately(now_s)[0]
-
-    def lately(self, now_s: float) -> tuple[float, float]:
-        """Busy ratio and prefills per second, over about RECENT_S."""
-        if not self.recent:
-            return 0.0, 0.0
-        kept = self._kept(now_s) / RECENT_S
-        return self.recent_s * kept, self.recent * kept
-
-    def _kept(self, now_s: float) -> float:
-        # At most 1, also when the clock goes back.
-        return math.exp(min(0.0, self.recent_at_s - now_s) / RECENT_S)
 
 
 class TimesByName(ABC):
@@ -376,6 +345,7 @@ class Latency:
         self._prior = (fixed, slope)
         self._any_pair = self._transfer_line(fixed, slope)
         self._pairs: OrderedDict[tuple[str, str], OnlineRegression] = OrderedDict()
+        self._note_transfers({})
         self._ttft = Residuals()
         self.calibration = Calibration()
         typical_s = TYPICAL_PREFILL_TOKENS / prefill_throughput
@@ -399,17 +369,21 @@ class Latency:
         times = Times(self._prefill_throughput, self.budget)
         times.prefill.toward(*self._shared_prefill)
         times.step.toward(*self._shared_step)
+        times.changed()
         self._by_name.keep_times(name, times)
         return times
 
-    def times(self, names: Sequence[str]) -> list[Times]:
-        """`of` for several instances."""
-        return [self.of(name) for name in names]
+    def fleet(self, prompt_tokens: int) -> FleetPace:
+        """What is known of the fleet at this moment, for a decision."""
+        way_s, alone_s = self.way_s(prompt_tokens), self.fleet_prefill_s(prompt_tokens)
+        return FleetPace(way_s, alone_s, self.rest_s(), self.output_tokens, self._transfers)
 
     def drop_pairs(self, name: str) -> None:
         """An instance's state was dropped: drop the times of its pairs as well."""
+        pairs = self._transfers.pairs.copy()
         for pair in [pair for pair in self._pairs if name in pair]:
-            del self._pairs[pair]
+            del self._pairs[pair], pairs[pair]
+        self._note_transfers(pairs)
 
     def legacy(self, name: str) -> list[list[float]]:
         """The instance's learned lines, for `adopt` in another process."""
@@ -422,6 +396,7 @@ class Latency:
         times = self.of(name)
         times.prefill.adopt(prefill)
         times.step.adopt(step)
+        times.changed()
 
     def prefill_tps(self, name: str) -> float:
         """Learned prefill throughput for a prompt of typical length without cached tokens."""
@@ -430,7 +405,7 @@ class Latency:
 
     def prefill_s(self, name: str, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """See `Times.prefill_s`."""
-        return self.of(name).prefill_s(new, context, streams, kv_tokens)
+        return self.of(name).pace().prefill_s(new, context, streams, kv_tokens)
 
     def fleet_prefill_s(self, tokens: int) -> float:
         """Time to compute a prompt of which nothing is cached on an idle instance, fleet-wide."""
@@ -439,12 +414,11 @@ class Latency:
 
     def step_s(self, name: str, kv_tokens: int) -> float:
         """Duration of a decode step over this much KV."""
-        return self.of(name).step_s(kv_tokens)
+        return self.of(name).pace().step_s(kv_tokens)
 
     def transfer_s(self, p: str, d: str, tokens: int) -> float:
         """Time to move the KV of `tokens` from P to D, D's first step included."""
-        line = self._pairs.get((p, d), self._any_pair)
-        return line.at(1.0, tokens)
+        return self._transfers.seconds(p, d, tokens)
 
     def transfer_tps(self, p: str) -> float | None:
         """Tokens per second of the quickest link from P that was measured; None without one."""
@@ -472,7 +446,7 @@ class Latency:
     def wait_s(self, name: str, now_s: float) -> float:
         """Seconds until an instance has computed all prefills reserved on it."""
         found = self._by_name.times_of(name)
-        return found.wait_s(now_s) if found else 0.0
+        return found.pace().wait_s(now_s) if found else 0.0
 
     def reserve_prefill(
         self,
@@ -533,6 +507,7 @@ class Latency:
         fleet.learn((*way, float(seen.new), seen.pairs), seen.seconds, steps_s)
         way_s = self.way_s(seen.prompt_tokens) if seen.saw_way else 0.0
         times.prefill.observe(seen.new, seen.pairs, seen.seconds, way_s + steps_s)
+        times.changed()
         learned = fleet.c[2], fleet.c[3]
         if not any(learned):
             return  # short prompts only, in no time: nothing that others could begin with
@@ -540,24 +515,34 @@ class Latency:
             self._shared_prefill = shared = learned
             for each in self._by_name.all_times():
                 each.prefill.toward(*shared)
+                each.changed()
 
     def observe_step(self, times: Times, kv_tokens: int, seconds: float) -> None:
         """A stream's mean time per token beside this much KV."""
         fleet = self._any_step
         fleet.learn(1.0, kv_tokens, seconds, 0.0)
         times.step.observe(1.0, kv_tokens, seconds)
+        times.changed()
         if _moved((fleet.p, fleet.q), self._shared_step, STEP_POINT):
             self._shared_step = shared = fleet.p, fleet.q
             for each in self._by_name.all_times():
                 each.step.toward(*shared)
+                each.changed()
 
     def observe_transfer(self, p: str, d: str, tokens: int, seconds: float) -> None:
         """A transfer took `seconds`, from sending the decode leg to its first token."""
         self._any_pair.observe(1.0, tokens, seconds)
-        if not (self._by_name.is_kept(p) and self._by_name.is_kept(d)):
-            return  # a pair of one that has left would stay
-        line = self._pairs.pop((p, d), None) or self._transfer_line(*self._prior)
-        line.observe(1.0, tokens, seconds)
-        self._pairs[p, d] = line
-        if len(self._pairs) > PAIRS_MAX:
-            self._pairs.popitem(last=False)
+        pairs = self._transfers.pairs
+        # A pair of one that has left would stay.
+        if self._by_name.is_kept(p) and self._by_name.is_kept(d):
+            line = self._pairs.pop((p, d), None) or self._transfer_line(*self._prior)
+            line.observe(1.0, tokens, seconds)
+            self._pairs[p, d] = line
+            pairs = pairs | {(p, d): (line.p, line.q)}
+            if len(self._pairs) > PAIRS_MAX:
+                del pairs[self._pairs.popitem(last=False)[0]]
+        self._note_transfers(pairs)
+
+    def _note_transfers(self, pairs: dict[tuple[str, str], Line]) -> None:
+        """Begin a new value: a decision may still be kept with the last one."""
+        self._transfers = Transfers((self._any_pair.p, self._any_pair.q), pairs)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.core.types import Candidate, Instance, Reason, Reject, RouteClass
+from proxy.core.placement.candidates import Candidate
+from proxy.core.types import Instance, Reason, Reject, RouteClass
 
 COLOCATIONS_KEPT: Final = 16
 OFFLOADS_KEPT: Final = 8

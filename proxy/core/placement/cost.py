@@ -47,8 +47,8 @@ from heapq import heapify, heappop
 from typing import Final
 
 from proxy.core.placement.alternatives import COLOCATIONS_KEPT, OFFLOADS_KEPT, PricedOption, Terms
+from proxy.core.placement.candidates import Candidate, Candidates
 from proxy.core.placement.decision import (
-    Candidates,
     Choice,
     PlacementView,
     Size,
@@ -57,7 +57,7 @@ from proxy.core.placement.decision import (
     no_peer,
     transfer_s,
 )
-from proxy.core.types import Candidate, Reason
+from proxy.core.types import Reason
 
 MARGIN_S: Final = 0.020
 MARGIN_RATIO: Final = 0.15
@@ -156,24 +156,24 @@ class Prices:
     def __init__(self, view: PlacementView, free: Candidates, weights: Weights) -> None:
         config, w = view.config, weights
         self._view, self._free = view, free
-        self._times = view.latency.times(free.names) if free.times is None else free.times
+        self._paces = free.paces
         self._now_s, self._prompt_tokens = view.now_s, free.prompt_tokens
         self._target_s = config.tpot_slo_s
         self._harm, self._arrivals = w.harm * view.slo_pressure, w.arrivals
-        self._decode = w.decode * view.slo_pressure * view.latency.output_tokens
-        self._next_turn = w.next_turn * view.latency.rest_s()
+        self._decode = w.decode * view.slo_pressure * view.fleet.output_tokens
+        self._next_turn = w.next_turn * view.fleet.rest_s
         self._displaced, self._spread, self._room = w.displaced, w.spread, w.room
         self._turns = w.turns
-        self._way_s = view.latency.way_s(free.prompt_tokens)
+        self._way_s = view.fleet.way_s
         self._kv = view.session_kv
         # Where it will be computed again is not known, so by the fleet's rate. By its own, a slow
         # instance would keep its sessions, and quicker ones would compute theirs anew.
-        self._again_s = view.latency.fleet_prefill_s(free.prompt_tokens) / free.prompt_tokens
+        self._again_s = view.fleet.alone_s / free.prompt_tokens
         self._unknown_tokens: int | None = None
         self._may_split = (
             view.transfers.can_offload
             and view.facts.offloadable
-            and view.facts.prompt_tokens >= config.heavy_threshold
+            and view.free.prompt_tokens >= config.heavy_threshold
         )
         self._terms: list[Terms] = []
         self.costs_s: list[float] = []
@@ -192,7 +192,7 @@ class Prices:
         costs_s, all_decoding_s = self.costs_s, self._decoding_s
         computing_s, waits_s, may_split = self._computing_s, self._waits_s, self._may_split
         least_p_s = least_d_s = math.inf
-        for at in range(len(self._times)):
+        for at in range(len(self._paces)):
             terms = self._terms_at(at)
             self._terms.append(terms)
             if may_split:
@@ -245,16 +245,16 @@ class Prices:
 
         The output costs decode steps on D, which take longer the more KV they read.
         """
-        free, times, prompt_tokens = self._free, self._times[at], self._prompt_tokens
+        free, pace, prompt_tokens = self._free, self._paces[at], self._prompt_tokens
         load, hit, full = free.loads[at], free.hit_tokens[at], free.kv_full[at]
         new, streams = prompt_tokens - hit, load.decode_requests
-        stall_s = prefill_s = times.alone_s(new, hit)
-        wait_s = times.wait_s(self._now_s)
-        busy, per_s = times.lately(self._now_s)
+        stall_s = prefill_s = pace.alone_s(new, hit)
+        wait_s = pace.wait_s(self._now_s)
+        busy, per_s = pace.lately(self._now_s)
         harm_s = 0.0
         if streams:
-            step_s = times.step_s(load.decode_tokens)
-            prefill_s += times.steps_beside(new) * step_s
+            step_s = pace.step_s(load.decode_tokens)
+            prefill_s += pace.steps_beside(new) * step_s
             pressed = step_s / (1.0 - min(BUSY_MOST, busy)) / self._target_s
             pressed = math.sqrt(pressed) if pressed < 1.0 else max(MISSED, 1.0 / pressed)
             harm_s = self._harm * streams * stall_s * pressed
@@ -263,7 +263,7 @@ class Prices:
         ttft_s = max(begin_s, self._way_s) + prefill_s
         behind_s = self._arrivals * per_s * stall_s * (stall_s / 2 + wait_s)
         kv_after = load.decode_tokens + load.inbound_tokens + prompt_tokens
-        decode_s = self._decode * times.step_s(kv_after)
+        decode_s = self._decode * pace.step_s(kv_after)
         next_s, memory_s = self._next_turn * busy, 0.0
         if free.has_failed[at]:
             next_s += FAILED_S
@@ -271,8 +271,8 @@ class Prices:
             next_s += DOUBT_S * free.doubts[at]
         if kv_tokens := free.kv_tokens[at]:
             in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
-            memory_s = self._room * times.alone_s(TYPICAL, 0) * (in_use * in_use)
-            memory_s += self._spread * full * times.alone_s(new, 0)
+            memory_s = self._room * pace.alone_s(TYPICAL, 0) * (in_use * in_use)
+            memory_s += self._spread * full * pace.alone_s(new, 0)
         heat_s = 0.0
         if free.prefill_factors is not None:
             heat_s = (free.prefill_factors[at] - 1.0) * stall_s

@@ -1,4 +1,4 @@
-"""A placement decision: its input (PlacementView, Candidates), its output (Choice), size classes.
+"""A placement decision: its input (PlacementView), its output (Choice), size classes.
 
 A `Decide` is a pure function from a PlacementView to a Choice; `policies.POLICIES` names them. A
 choice carries its predictions and the other options.
@@ -7,15 +7,15 @@ choice carries its predictions and the other options.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, overload
+from typing import Final
 
-from proxy.core.latency.model import Latency, Times
+from proxy.core.latency.pace import FleetPace
 from proxy.core.placement.alternatives import COLOCATIONS_KEPT, Alternatives, PricedOption, unpriced
+from proxy.core.placement.candidates import Candidate, Candidates
 from proxy.core.types import (
-    Candidate,
     Instance,
     Load,
     Place,
@@ -62,134 +62,48 @@ class SessionKv(ABC):
         here.
         """
 
+    @abstractmethod
+    def asked(self) -> AskedKv:
+        """What was asked of it, with the answers."""
 
-@dataclass(slots=True, init=False)
-class Candidates:
-    """The instances that a decision may choose, in columns of `Candidate`'s fields.
 
-    A decision reads numbers of every instance but needs few of them as objects, so a Candidate is
-    only made on access.
+class AskedKv(SessionKv):
+    """What a decision has asked of `SessionKv`; of what it has not asked nothing is known.
+
+    `fullest`: tokens, None if not asked. `too_much`: answers by instance.
     """
 
-    prompt_tokens: int
-    instances: list[Instance]
-    names: list[str]
-    loads: list[Load]
-    hit_tokens: list[int]
-    kv_full: list[float]
-    kv_wait_s: list[float]
-    kv_tokens: list[int | None]
-    unreleased: list[tuple[int, int]]
-    sessions: list[int]
-    last_placed: list[int]
-    has_failed: list[bool]
-    """Whether something failed there since it last worked."""
-    doubts: list[float] | None
-    """Doubt by hollow answers, 0 to 1; None without any."""
-    helps: list[bool] | None
-    """As in `Candidate`; None if all instances are cool."""
-    prefill_factors: list[float] | None
-    """Price factor of a prefill, 1 on a cool instance; None if all are cool."""
-    times: list[Times] | None
-    """The instances' learned times; None to look them up by name."""
-    key_tokens: list[int]
-    is_home_doubted: bool
-    """The hit of the session's home is doubtful, see `core.kvcache.trust`."""
-    _made: list[Candidate | None]
+    def __init__(self, fullest: int | None, too_much: dict[str, tuple[float, float]]) -> None:
+        self.fullest, self.too_much = fullest, too_much
 
-    def __init__(
-        self,
-        *,
-        prompt_tokens: int,
-        instances: list[Instance],
-        names: list[str],
-        loads: list[Load],
-        hit_tokens: list[int],
-        kv_full: list[float],
-        kv_wait_s: list[float],
-        kv_tokens: list[int | None],
-        unreleased: list[tuple[int, int]],
-        sessions: list[int],
-        last_placed: list[int],
-        has_failed: list[bool] | None = None,
-        doubts: list[float] | None = None,
-        helps: list[bool] | None = None,
-        prefill_factors: list[float] | None = None,
-        times: list[Times] | None = None,
-        key_tokens: list[int] | None = None,
-        is_home_doubted: bool = False,
-    ) -> None:
-        self.prompt_tokens = prompt_tokens
-        self.instances, self.names, self.loads = instances, names, loads
-        self.hit_tokens, self.kv_full, self.kv_wait_s = hit_tokens, kv_full, kv_wait_s
-        self.kv_tokens, self.unreleased = kv_tokens, unreleased
-        self.sessions, self.last_placed = sessions, last_placed
-        self.has_failed = has_failed or [False] * len(names)
-        self.doubts = doubts
-        self.helps, self.prefill_factors = helps, prefill_factors
-        self.times = times
-        self.key_tokens = hit_tokens if key_tokens is None else key_tokens
-        self.is_home_doubted = is_home_doubted
-        self._made = [None] * len(names)
+    def fullest_tokens(self, names: Sequence[str]) -> int:
+        """See `SessionKv`."""
+        del names
+        return self.fullest or 0
 
-    @classmethod
-    def of(cls, free: Iterable[Candidate], prompt_tokens: int) -> Candidates:
-        """Columns of existing candidates."""
-        made = list(free)
-        self = cls(
-            prompt_tokens=prompt_tokens,
-            instances=[c.instance for c in made],
-            names=[c.instance.name for c in made],
-            loads=[c.load for c in made],
-            hit_tokens=[c.hit_tokens for c in made],
-            kv_full=[c.kv_full for c in made],
-            kv_wait_s=[c.kv_wait_s for c in made],
-            kv_tokens=[c.kv_tokens for c in made],
-            unreleased=[c.unreleased for c in made],
-            sessions=[c.sessions for c in made],
-            last_placed=[c.last_placed for c in made],
-        )
-        self._made[:] = made
+    def tokens_too_much(self, name: str, hit_tokens: int, kv_tokens: int) -> tuple[float, float]:
+        """See `SessionKv`."""
+        del hit_tokens, kv_tokens
+        return self.too_much.get(name, (0.0, 0.0))
+
+    def asked(self) -> AskedKv:
+        """See `SessionKv`."""
         return self
 
-    def __len__(self) -> int:
-        return len(self.names)
 
-    def __iter__(self) -> Iterator[Candidate]:
-        return map(self.at, range(len(self.names)))
+def asked_of(*, is_held: bool, may_split: bool) -> RequestFacts:
+    """What policies read of a request beside its tokens, without its prompt.
 
-    @overload
-    def __getitem__(self, at: int) -> Candidate: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Candidate]: ...
-    def __getitem__(self, at: int | slice) -> Candidate | list[Candidate]:
-        places = range(len(self.names))[at]
-        return self.at(places) if isinstance(places, int) else list(map(self.at, places))
+    `is_held`: one instance holds what it is about; `may_split`: a peer may compute its prompt.
+    """
+    return _ASKED[2 * is_held + may_split]
 
-    def at(self, at: int) -> Candidate:
-        """The candidate at an index, the same object on every call."""
-        found = self._made[at]
-        if found is None:
-            hit = self.hit_tokens[at]
-            found = self._made[at] = Candidate(
-                instance=self.instances[at],
-                load=self.loads[at],
-                hit_tokens=hit,
-                new_tokens=self.prompt_tokens - hit,
-                sessions=self.sessions[at],
-                last_placed=self.last_placed[at],
-                kv_full=self.kv_full[at],
-                kv_wait_s=self.kv_wait_s[at],
-                kv_tokens=self.kv_tokens[at],
-                unreleased=self.unreleased[at],
-                helps=self.helps is None or self.helps[at],
-                key_tokens=self.key_tokens[at],
-            )
-        return found
 
-    def place_of(self, name: str | None) -> int | None:
-        """The index of an instance; None if it may not be chosen."""
-        return self.names.index(name) if name is not None and name in self.names else None
+_ASKED: Final = [
+    RequestFacts("", None, 0, (), 0.0, offloadable=may_split, holder="" if is_held else None)
+    for is_held in (False, True)
+    for may_split in (False, True)
+]
 
 
 @dataclass(slots=True, init=False)
@@ -202,11 +116,11 @@ class PlacementView:
     """Name of the session's instance, free or not."""
     free: Candidates
     """Eligible instances, at least one."""
-    up_loads: Callable[[], Sequence[Load]]
-    """Loads of all instances that are up, busy ones included."""
+    other_loads: Sequence[Load]
+    """Loads of the instances that are up and not free."""
     now_s: float
-    latency: Latency
-    """The learned times, read only."""
+    fleet: FleetPace
+    """What is known of the fleet's times."""
     transfers: TransferRules
     """Limits of the KV connector."""
     slo_pressure: float
@@ -226,9 +140,9 @@ class PlacementView:
         facts: RequestFacts,
         home: str | None,
         free: Candidates,
-        up_loads: Callable[[], Sequence[Load]],
+        other_loads: Sequence[Load],
         now_s: float,
-        latency: Latency,
+        fleet: FleetPace,
         transfers: TransferRules,
         slo_pressure: float = 1.0,
         prefill_only: Candidates | None = None,
@@ -237,8 +151,8 @@ class PlacementView:
         session_kv: SessionKv | None = None,
     ) -> None:
         self.config, self.facts, self.home, self.free = config, facts, home, free
-        self.up_loads = up_loads
-        self.now_s, self.latency = now_s, latency
+        self.other_loads = other_loads
+        self.now_s, self.fleet = now_s, fleet
         self.transfers, self.slo_pressure = transfers, slo_pressure
         self.prefill_only, self.decode_only = prefill_only, decode_only
         self.busy_peers = busy_peers
@@ -247,8 +161,15 @@ class PlacementView:
     @property
     def mean_ongoing_tokens(self) -> float:
         """Mean of the ongoing tokens of all instances that are up."""
-        loads = self.up_loads()
+        loads = [*self.free.loads, *self.other_loads]
         return sum([load.ongoing_tokens for load in loads]) / len(loads) if loads else 0.0
+
+    def keep(self) -> None:
+        """The decision is made: leave only what it would take to make it again."""
+        facts = self.facts
+        self.facts = asked_of(is_held=facts.holder is not None, may_split=facts.offloadable)
+        if self.session_kv is not None:
+            self.session_kv = self.session_kv.asked()
 
 
 @dataclass(slots=True, init=False)
@@ -413,7 +334,7 @@ def can_prefill(view: PlacementView, c: Candidate) -> bool:
     if not pinned or c.kv_tokens is None:
         return True
     pinned_tokens = c.load.pinned_tokens + tokens
-    return pinned_tokens + view.facts.prompt_tokens <= PINNED_RATIO * c.kv_tokens
+    return pinned_tokens + view.free.prompt_tokens <= PINNED_RATIO * c.kv_tokens
 
 
 def route_class(size: Size, *, offloaded: bool) -> RouteClass:
@@ -425,13 +346,12 @@ def route_class(size: Size, *, offloaded: bool) -> RouteClass:
 
 def ready_s(view: PlacementView, c: Candidate) -> float:
     """Seconds until `c` would have computed the prompt, its queue included."""
-    load, times = c.load, view.latency.of(c.instance.name)
-    way_s = view.latency.way_s(view.facts.prompt_tokens)
-    wait_s = max(times.wait_s(view.now_s), c.kv_wait_s, way_s)
+    load, pace = c.load, c.pace
+    wait_s = max(pace.wait_s(view.now_s), c.kv_wait_s, view.fleet.way_s)
     streams = load.decode_requests
-    return wait_s + times.prefill_s(c.new_tokens, c.hit_tokens, streams, load.decode_tokens)
+    return wait_s + pace.prefill_s(c.new_tokens, c.hit_tokens, streams, load.decode_tokens)
 
 
 def transfer_s(view: PlacementView, p: Candidate, d: Candidate) -> float:
     """Seconds to move from P the KV that D lacks."""
-    return view.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
+    return view.fleet.transfers.seconds(p.instance.name, d.instance.name, d.new_tokens)

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from proxy.core.placement.candidates import Candidate, Candidates
 from proxy.core.placement.decision import (
-    Candidates,
     Choice,
     Decide,
     PlacementView,
@@ -27,7 +27,7 @@ from proxy.core.placement.decision import (
     peers,
     size_on,
 )
-from proxy.core.types import Candidate, Reason
+from proxy.core.types import Reason
 
 Placement = Callable[[Candidates], list[float]]
 
@@ -215,7 +215,7 @@ def _offload(view: PlacementView, rule: str, d: Candidate) -> tuple[Candidate | 
         decode=d,
         prefill=p,
         mean_ongoing_tokens=view.mean_ongoing_tokens,
-        prompt_tokens=view.facts.prompt_tokens,
+        prompt_tokens=view.free.prompt_tokens,
         heavy_threshold=config.heavy_threshold,
         prefill_throughput=config.prefill_throughput,
         kv_transfer_time_s=config.kv_transfer_time_s,

@@ -14,7 +14,8 @@ from proxy.core.known.tables import Tables
 from proxy.core.kvcache.conversations import Found
 from proxy.core.kvcache.reuse import is_far_above
 from proxy.core.kvcache.sessions import Past
-from proxy.core.placement.decision import Candidates, PlacementView
+from proxy.core.placement.candidates import Candidates
+from proxy.core.placement.decision import PlacementView
 from proxy.core.types import Instance, PastCheck, Reject, RejectReason, RequestFacts
 
 NO_INSTANCE_RETRY_S = 5.0
@@ -210,7 +211,7 @@ class Eligible:
             prefill_factors=(
                 None if heat.is_cool else [heat.of(name).prefill_factor for name in names]
             ),
-            times=[state.times or self._latency.of(state.name) for state in states],
+            paces=[(state.times or self._latency.of(state.name)).pace() for state in states],
         )
 
 

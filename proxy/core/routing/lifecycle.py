@@ -45,16 +45,17 @@ class LatencyTracker:
         """
         new = max(1, route.prompt_tokens - hit_tokens)
         times = self.latency.of(computing.name)
+        pace = times.pace()
         streams, kv_tokens = load.decode_requests, load.decode_tokens
         route.reserved_s = now_s
-        route.beside_step_s = times.step_s(kv_tokens) if streams else 0.0
+        route.beside_step_s = pace.step_s(kv_tokens) if streams else 0.0
         route.computes_tokens = new
-        wait_s, way_s = times.wait_s(now_s), self.latency.way_s(route.prompt_tokens)
+        wait_s, way_s = pace.wait_s(now_s), self.latency.way_s(route.prompt_tokens)
         route.waited_for_room = kv_wait_s > max(wait_s, way_s)
         route.is_queued = max(wait_s, kv_wait_s) > way_s
-        work_s = times.prefill_s(new, hit_tokens, streams, kv_tokens)
+        work_s = pace.prefill_s(new, hit_tokens, streams, kv_tokens)
         route.predicted_prefill_s = max(wait_s, kv_wait_s, way_s) + work_s
-        share_s = times.share_s(new, hit_tokens, streams, kv_tokens)
+        share_s = pace.share_s(new, hit_tokens, streams, kv_tokens)
         route.times = times
         self.latency.reserve_prefill(times, id(route.lease), work_s, now_s, share_s, way_s)
 
@@ -62,11 +63,12 @@ class LatencyTracker:
         """Occupy D as well, for what it would have to compute; P's reservation stays."""
         new = max(1, route.prompt_tokens - route.hit_tokens)
         times = self.latency.of(route.decode.name)
-        work_s = times.prefill_s(new, route.hit_tokens, load.decode_requests, load.decode_tokens)
-        wait_s, way_s = times.wait_s(now_s), self.latency.way_s(route.prompt_tokens)
+        pace = times.pace()
+        work_s = pace.prefill_s(new, route.hit_tokens, load.decode_requests, load.decode_tokens)
+        wait_s, way_s = pace.wait_s(now_s), self.latency.way_s(route.prompt_tokens)
         self.latency.reserve_prefill(times, id(route.lease), work_s, now_s, way_s=way_s)
         ready_s = max(wait_s, kv_wait_s, way_s) + work_s
-        step_s = times.step_s(load.decode_tokens) if load.decode_requests else 0.0
+        step_s = pace.step_s(load.decode_tokens) if load.decode_requests else 0.0
         return Hedge(times, now_s, work_s, ready_s, new, kv_wait_s > max(wait_s, way_s), step_s)
 
     def end_hedge(self, route: Route, hedge: Hedge, now_s: float) -> None:
@@ -166,7 +168,7 @@ class LatencyTracker:
             self.slo_pressure.observe_tpot(tpot_s)
             # Prefills beside the stream are not a part of a decode step: subtract their time.
             times = self.latency.of(route.decode.name)
-            step_s = tpot_s * (1.0 - min(BUSY_MOST, times.busy_ratio(now_s)))
+            step_s = tpot_s * (1.0 - min(BUSY_MOST, times.pace().busy_ratio(now_s)))
             self.latency.observe_step(times, kv_tokens, step_s)
 
 

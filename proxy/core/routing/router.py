@@ -16,8 +16,8 @@ from proxy.core.kvcache.conversations import NOBODY, Found
 from proxy.core.kvcache.sessions import Stay
 from proxy.core.kvcache.trust import Counts
 from proxy.core.placement.alternatives import Shadowed
+from proxy.core.placement.candidates import Candidates
 from proxy.core.placement.decision import (
-    Candidates,
     Choice,
     Decide,
     PlacementView,
@@ -26,6 +26,7 @@ from proxy.core.placement.decision import (
     split,
 )
 from proxy.core.placement.policies import POLICIES
+from proxy.core.placement.stored import Made
 from proxy.core.placement.wrappers import Shadow, failing_open
 from proxy.core.routing import time_limits
 from proxy.core.routing.eligible import Eligible
@@ -72,6 +73,7 @@ class Router:
         parts = Parts(known.ledger, self._tracker, self._block_uses, known.fleet, known.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
         self._eligible = Eligible(known)
+        self._made = Made()
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Decide by other limits, targets and policies from now on.
@@ -108,7 +110,13 @@ class Router:
             return self._eligible.rejection(facts, busy, now_s)
         route = self._reserve(facts, choice, shadowed, found, now_s)
         route.home, route.place = view.home, place_of(view, choice.decode)
+        if route.options is not None:
+            self._made.add(route.options, view)
         return route
+
+    def view_of(self, options: object) -> PlacementView | None:
+        """What a decision with these alternatives was made of, if it is one of the last."""
+        return self._made.of(options)
 
     def give_back(self, route: Route, now_s: float) -> None:
         """End all that the route holds: hedge, reservation, use of blocks, charges; each once.
@@ -400,17 +408,20 @@ class Router:
             facts,
             found.home,
             free,
-            self._up_loads,
+            self._other_loads(free),
             now_s,
-            self._latency,
+            self._latency.fleet(facts.prompt_tokens),
             self._transfers,
             self.known.slo_pressure.price,
             session_kv=LiveSessionKv(facts, sessions, self._prefixes, states, now_s, found),
         )
 
-    def _up_loads(self) -> list[Load]:
-        """Loads of all instances that are up."""
-        return [member.state.account.load() for member in self._fleet.up()]
+    def _other_loads(self, free: Candidates) -> list[Load]:
+        """Loads of the instances that are up and not free; mostly there are none."""
+        up = self._fleet.up()
+        if len(up) == len(free):
+            return []
+        return [m.state.account.load() for m in up if m.instance.name not in free.names]
 
     def _reserve(
         self,

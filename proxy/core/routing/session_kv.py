@@ -11,7 +11,7 @@ from proxy.core.kvcache.conversations import Found
 from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.sessions import Sessions
-from proxy.core.placement.decision import SessionKv
+from proxy.core.placement.decision import AskedKv, SessionKv
 from proxy.core.types import RequestFacts
 
 DOUBT_RATIO: Final = 1 / 7
@@ -34,6 +34,8 @@ class LiveSessionKv(SessionKv):
     ) -> None:
         self._facts, self._now_s, self._found = facts, now_s, found
         self._sessions, self._prefixes, self._states = sessions, prefixes, states
+        self._fullest: int | None = None
+        self._too_much: dict[str, tuple[float, float]] = {}
 
     def fullest_tokens(self, names: Sequence[str]) -> int:
         """See `SessionKv`."""
@@ -41,13 +43,19 @@ class LiveSessionKv(SessionKv):
         for name in names:
             live = sessions.live(self._states.of(name).cache)
             most = max(most, live.tokens(sessions.curve, now_s))
-        return int(most)
+        self._fullest = int(most)
+        return self._fullest
 
     def tokens_too_much(self, name: str, hit_tokens: int, kv_tokens: int) -> tuple[float, float]:
         """See `SessionKv`."""
         cache = self._states.of(name).cache
         displaced = self._displaced(cache, hit_tokens)
-        return displaced, self._excess(cache, hit_tokens, kv_tokens)
+        found = self._too_much[name] = displaced, self._excess(cache, hit_tokens, kv_tokens)
+        return found
+
+    def asked(self) -> AskedKv:
+        """See `SessionKv`."""
+        return AskedKv(self._fullest, self._too_much)
 
     def _displaced(self, cache: EngineCache, hit_tokens: int) -> float:
         facts = self._facts

@@ -54,6 +54,6 @@ def transfer_limit_s(latency: Latency, route: Route, now_s: float, cap_s: float)
 
 def idle_limit_s(latency: Latency, route: Route, load: Load, now_s: float, cap_s: float) -> float:
     """Between two pieces of a stream: 60 s + 200 steps + D's prefill queue, at most `cap_s`."""
-    times = latency.of(route.decode.name)
-    scaled_s = IDLE_STEPS * times.step_s(load.decode_tokens) + times.wait_s(now_s)
+    pace = latency.of(route.decode.name).pace()
+    scaled_s = IDLE_STEPS * pace.step_s(load.decode_tokens) + pace.wait_s(now_s)
     return min(cap_s, IDLE_FIXED_S + scaled_s)

@@ -14,7 +14,8 @@ from analysis.elastic.readings import (
     split,
 )
 from analysis.rivals.registry import RIVALS
-from proxy.core.types import Candidate, Reason
+from proxy.core.placement.candidates import Candidate
+from proxy.core.types import Reason
 from tests.support.scenes import PROMPT, candidate, scene_of
 
 D = candidate("d", decode_tokens=9_000, prefill_tokens=1_000, decode_requests=1)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from analysis.rivals.dynamo import ActiveBlocks, DynamoKv, isl_or_load, rule_of_2025
+from proxy.core.placement.candidates import Candidate
 from proxy.core.placement.decision import PlacementView
-from proxy.core.types import Candidate, RequestFacts
+from proxy.core.types import RequestFacts
 from tests.support.scenes import BLOCK, PROMPT, candidate, scene_of
 
 TURN = tuple(range(1, 21))

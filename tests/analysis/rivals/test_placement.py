@@ -17,7 +17,8 @@ from analysis.rivals.placement import (
     llm_d_scorers,
     sticky,
 )
-from proxy.core.types import Candidate, RequestFacts
+from proxy.core.placement.candidates import Candidate
+from proxy.core.types import RequestFacts
 from tests.support.scenes import BLOCK, PROMPT, candidate, scene_of
 
 

@@ -59,8 +59,8 @@ def test_prefill_beside_streams_pays_the_step_under_way_and_one_per_chunk() -> N
     m = model()
     alone = m.prefill_s("a", 16_384, 0, 0, 0)
     assert m.prefill_s("a", 16_384, 0, 4, 50_000) == pytest.approx(alone + 2.5 * STEP_PRIOR_S)
-    assert m.of("a").share_s(16_384, 0, 4, 50_000) == pytest.approx(alone + 2 * STEP_PRIOR_S)
-    assert m.of("a").share_s(2048, 0, 4, 50_000) < m.prefill_s("a", 2048, 0, 4, 50_000)
+    assert m.of("a").pace().share_s(16_384, 0, 4, 50_000) == pytest.approx(alone + 2 * STEP_PRIOR_S)
+    assert m.of("a").pace().share_s(2048, 0, 4, 50_000) < m.prefill_s("a", 2048, 0, 4, 50_000)
 
 
 def test_behind_another_a_prefill_begins_with_the_next_step() -> None:
@@ -77,20 +77,20 @@ def test_what_others_may_use_of_a_prefill_s_steps_is_not_busy() -> None:
     m.reserve_prefill(m.of("a"), 1, 3.0, 0.0, 1.0)
     m.reserve_prefill(m.of("b"), 2, 1.0, 0.0)
     assert m.wait_s("a", 0.0) == 3.0
-    assert m.of("a").lately(30.0) == pytest.approx(m.of("b").lately(30.0))
-    busy, per_s = m.of("a").lately(0.0)
+    assert m.of("a").pace().lately(30.0) == pytest.approx(m.of("b").pace().lately(30.0))
+    busy, per_s = m.of("a").pace().lately(0.0)
     assert busy == pytest.approx(per_s), "one prefill of one second"
 
 
 def test_a_prefill_that_was_refused_kept_nobody_busy() -> None:
     """A prompt that no engine serves is predicted to take minutes, and refused at once."""
     m = model()
-    was, rest_s = m.of("a").lately(0.0)[0], m.rest_s()
+    was, rest_s = m.of("a").pace().lately(0.0)[0], m.rest_s()
     for i in range(20):
         m.reserve_prefill(m.of("a"), i, 160.0, i / 10)
-        assert m.of("a").busy_ratio(i / 10) > 1, "as long as it may be computed it counts"
+        assert m.of("a").pace().busy_ratio(i / 10) > 1, "as long as it may be computed it counts"
         m.end_prefill(m.of("a"), i, i / 10 + 0.001)
-    assert m.of("a").busy_ratio(2.0) == pytest.approx(was, abs=0.001)
+    assert m.of("a").pace().busy_ratio(2.0) == pytest.approx(was, abs=0.001)
     assert m.rest_s() <= rest_s
 
 

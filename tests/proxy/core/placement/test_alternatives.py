@@ -16,9 +16,11 @@ from proxy.core.placement.alternatives import (
     PricedOption,
     Terms,
 )
+from proxy.core.placement.candidates import Candidate
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Candidate, Instance, Load, RequestFacts, RouterConfig
+from proxy.core.types import Instance, Load, RequestFacts, RouterConfig
+from tests.support.scenes import PACE
 
 
 def router(n: int, policy: str, **options: Any) -> Router:
@@ -92,7 +94,7 @@ PLACES = [Instance(f"i{i}", f"http://i{i}", None) for i in range(3)]
 def priced(d: int, p: int | None) -> PricedOption:
     at_p = None if p is None else priced(p, None)
     terms = Terms(0.1, 0, 0, 0, 0, 0, 0, 0)
-    return PricedOption(Candidate(PLACES[d], Load(), 0, 9), at_p, 1.0, terms)
+    return PricedOption(Candidate(PLACES[d], Load(), 0, 9, PACE), at_p, 1.0, terms)
 
 
 @pytest.mark.parametrize("taken", [(0, None), (2, None), (1, 0), (2, 0), (0, 2)])

@@ -11,23 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.accounts.instances import InstanceStates
-from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.kvcache.conversations import Found
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.sessions import Sessions
-from proxy.core.latency.model import RECENT_S, STEP_PRIOR_S, Latency
+from proxy.core.latency.model import STEP_PRIOR_S, Latency
+from proxy.core.latency.pace import RECENT_S
 from proxy.core.placement.alternatives import Terms
+from proxy.core.placement.candidates import Candidate
 from proxy.core.placement.cost import MAX_WAIT_S, MISSED, WEIGHTS, Weights, by_cost
 from proxy.core.placement.decision import (
-    Candidates,
     Choice,
     PlacementView,
     Size,
     can_prefill,
 )
 from proxy.core.routing.session_kv import LiveSessionKv
-from proxy.core.types import Candidate, Instance, Load, Reason, RequestFacts, RouterConfig
-from tests.support.scenes import latency_of
+from proxy.core.types import Instance, Load, Reason, RequestFacts, RouterConfig
+from tests.support.scenes import PACE, latency_of, view_of
 
 PROMPT = 40_000
 
@@ -39,7 +39,8 @@ def candidate(name: str, hit: int = 0, *, decode: int = 0, prefill: int = 0) -> 
         decode_tokens=decode,
         decode_requests=decode // 10_000,
     )
-    return Candidate(Instance(name, f"http://{name}", f"http://{name}:1"), load, hit, PROMPT - hit)
+    instance = Instance(name, f"http://{name}", f"http://{name}:1")
+    return Candidate(instance, load, hit, PROMPT - hit, PACE)
 
 
 def scene(
@@ -49,14 +50,14 @@ def scene(
     busy_s: dict[str, float] | None = None,
     connector: str = "mooncake",
     offloadable: bool = True,
+    latency: Latency | None = None,
 ) -> PlacementView:
     config = RouterConfig(prefill_throughput=20_000, kv_connector=connector)
-    latency = latency_of([one.instance.name for one in free])
+    latency = latency or latency_of([one.instance.name for one in free])
     for i, (name, seconds) in enumerate((busy_s or {}).items()):
         latency.reserve_prefill(latency.of(name), i, seconds, 0.0)
     facts = RequestFacts("m", "s", PROMPT, [], 1.0, offloadable)
-    transfers, columns = transfer_rules(CONNECTORS[connector]), Candidates.of(free, PROMPT)
-    return PlacementView(config, facts, home, columns, list, 0.0, latency, transfers)
+    return view_of(free, facts, home, config, latency)
 
 
 def doubting(view: PlacementView, **doubts: float) -> PlacementView:
@@ -104,10 +105,12 @@ def test_a_home_behind_a_long_queue_is_left() -> None:
 
 def test_the_old_home_hands_its_prefix_over() -> None:
     """a holds nearly all of it, but its next turns would wait there: a computes, b decodes."""
-    asked = scene([candidate("a", 39_000, decode=300_000), candidate("b")], "a")
+    latency = latency_of("ab")
     for i in range(10):
-        asked.latency.reserve_prefill(asked.latency.of("a"), i, 4.0, -40.0 + 4.0 * i)
-        asked.latency.end_prefill(asked.latency.of("a"), i, -36.0 + 4.0 * i)
+        latency.reserve_prefill(latency.of("a"), i, 4.0, -40.0 + 4.0 * i)
+        latency.end_prefill(latency.of("a"), i, -36.0 + 4.0 * i)
+    free = [candidate("a", 39_000, decode=300_000), candidate("b")]
+    asked = scene(free, "a", latency=latency)
     choice = by_cost(asked, Weights(next_turn=2.0))
     assert names(choice) == ("b", "a")
     assert choice.reason is Reason.KV_PULL
@@ -190,11 +193,10 @@ def test_a_longer_queue_never_attracts(drawn: list[tuple[int, int, float]], more
     chosen = by_cost(asked).decode
     for other in free:
         if other is not chosen:
-            times = asked.latency.of(other.instance.name)
-            before_s = times.busy_until_s
-            times.busy_until_s += more_s
+            before_s = other.pace.busy_until_s
+            other.pace.busy_until_s += more_s
             assert by_cost(asked).decode is chosen
-            times.busy_until_s = before_s
+            other.pace.busy_until_s = before_s
 
 
 def served(latency: Latency, name: str, count: int, seconds: float) -> None:
@@ -212,22 +214,24 @@ def terms(asked: PlacementView) -> dict[str, Terms]:
 
 def test_a_long_prompt_goes_where_few_arrive() -> None:
     """Both lately as busy: one with a prompt of 6 s, the other with sixty short turns."""
-    asked = scene([candidate("a"), candidate("b")])
-    served(asked.latency, "a", 60, 0.1)
-    served(asked.latency, "b", 1, 6.0)
+    latency = latency_of("ab")
+    served(latency, "a", 60, 0.1)
+    served(latency, "b", 1, 6.0)
+    asked = scene([candidate("a"), candidate("b")], latency=latency)
     many, few = terms(asked)["a"], terms(asked)["b"]
     assert many.next_s == pytest.approx(few.next_s)
     assert many.behind_s == pytest.approx(60 * few.behind_s)
-    stall_s = asked.latency.prefill_s("a", PROMPT, 0, 0, 0)
+    stall_s = latency.prefill_s("a", PROMPT, 0, 0, 0)
     assert many.behind_s == pytest.approx(math.exp(-1 / RECENT_S) * stall_s**2 / 2, rel=1e-6)
     assert names(by_cost(asked)) == ("b", None)
 
 
 def test_who_arrives_waits_for_the_queue_too() -> None:
-    asked = scene([candidate("a"), candidate("b")])
+    latency = latency_of("ab")
     for name in "ab":
-        served(asked.latency, name, 10, 0.5)
-    asked.latency.of("a").busy_until_s = 3.0
+        served(latency, name, 10, 0.5)
+    latency.of("a").busy_until_s = 3.0
+    asked = scene([candidate("a"), candidate("b")], latency=latency)
     behind, alone = terms(asked)["a"], terms(asked)["b"]
     assert behind.behind_s > 2 * alone.behind_s > 0
 
@@ -239,14 +243,14 @@ def test_a_stall_counts_most_where_streams_just_keep_their_target(
     """The more, the nearer their steps come to the target; beyond it less, but never little."""
 
     def harm_s(tokens: int) -> float:
-        asked = scene([candidate("a")])
-        asked.config = replace(asked.config, tpot_slo_s=target_s)
-        asked.latency.of("a").step.q = 1e-7
+        latency = latency_of("a")
+        latency.of("a").step.q = 1e-7
         load = Load(decode_tokens=tokens, decode_requests=4)
-        asked.free = Candidates.of([replace(candidate("a"), load=load)], PROMPT)
+        asked = scene([replace(candidate("a"), load=load)], latency=latency)
+        asked.config = replace(asked.config, tpot_slo_s=target_s)
         return terms(asked)["a"].harm_s
 
-    full = Weights().harm * 4 * scene([candidate("a")]).latency.prefill_s("a", PROMPT, 0, 0, 0)
+    full = Weights().harm * 4 * PACE.alone_s(PROMPT, 0)
     found, longer = harm_s(tokens), harm_s(tokens + more)
     assert 0 < found <= full * (1 + 1e-9)
     if STEP_PRIOR_S + 1e-7 * (tokens + more) <= target_s:
@@ -268,12 +272,12 @@ def test_a_cost_is_the_sum_of_its_terms(drawn: list[tuple[int, int, float]]) -> 
 
 def test_the_next_turns_matter_more_than_a_moment_s_quiet() -> None:
     """Both idle now, nothing cached; one of them was busy for most of the last minute."""
-    asked = scene([candidate("a"), candidate("b")])
+    latency = latency_of("ab")
     for i in range(10):
-        asked.latency.reserve_prefill(asked.latency.of("a"), i, 4.0, -40.0 + 4.0 * i)
-        asked.latency.end_prefill(asked.latency.of("a"), i, -36.0 + 4.0 * i)
-    assert asked.latency.wait_s("a", 0.0) == 0.0
-    assert names(by_cost(asked)) == ("b", None)
+        latency.reserve_prefill(latency.of("a"), i, 4.0, -40.0 + 4.0 * i)
+        latency.end_prefill(latency.of("a"), i, -36.0 + 4.0 * i)
+    assert latency.wait_s("a", 0.0) == 0.0
+    assert names(by_cost(scene([candidate("a"), candidate("b")], latency=latency))) == ("b", None)
 
 
 def test_home_is_kept_where_moving_gains_nothing() -> None:
@@ -309,16 +313,18 @@ def test_kv_that_does_not_fit_costs_the_same_on_a_slow_instance_as_on_a_quick_on
     states, sessions = InstanceStates(), Sessions(600.0, 100)
     for name in "ab":
         sessions.assign(f"on {name}", states.add(name).cache, 0.0, 10 * PROMPT)
-    asked = scene([replace(candidate(name), kv_tokens=2 * PROMPT) for name in "ab"])
+    latency = latency_of("ab")
+    latency.of("a").prefill.p *= 2.0
+    free = [replace(candidate(name), kv_tokens=2 * PROMPT) for name in "ab"]
+    asked = scene(free, latency=latency)
     kv = LiveSessionKv(
         asked.facts, sessions, PrefixIndex(1 << 20), states, 0.0, Found(asked.facts.session_id)
     )
     asked = replace(asked, session_kv=kv)
-    asked.latency.of("a").prefill.p *= 2.0
     found = terms(asked)
     slow, quick = found["a"], found["b"]
     assert slow.ttft_s > 1.5 * quick.ttft_s
-    fleet_s = asked.latency.fleet_prefill_s(PROMPT)
+    fleet_s = asked.fleet.alone_s
     assert slow.next_s == quick.next_s == pytest.approx(WEIGHTS.turns * fleet_s)
 
 
@@ -337,12 +343,11 @@ def test_a_doubted_home_is_kept_as_long_as_it_carries_no_more(
 ) -> None:
     """What an engine does not find at home is found nowhere else either."""
     home, other = candidate("home", hits[0], decode=decode), candidate("other", hits[1])
-    view = scene([home, other], "home")
-    view.free.is_home_doubted = doubted
-    latency = view.latency
+    latency = latency_of(["home", "other"])
     times = latency.of("home")
     for at in range(20):
         latency.reserve_prefill(times, at, 0.5, -20.0 + at)
         latency.end_prefill(times, at, -19.5 + at)
-    view.free.times = None
+    view = scene([home, other], "home", latency=latency)
+    view.free.is_home_doubted = doubted
     assert (by_cost(view).decode.instance.name == "home") is stays

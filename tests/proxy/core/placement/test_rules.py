@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.placement.candidates import Candidate
 from proxy.core.placement.rules import OFFLOAD_RULES, OffloadQuestion, should_offload
-from proxy.core.types import Candidate, Instance, Load, Reason
+from proxy.core.types import Instance, Load, Reason
+from tests.support.scenes import PACE
 
 HEAVY = 8192
 PT = 20_000.0
@@ -24,9 +26,9 @@ def question(
     new: int, d: Load, p: Load | None, *, others: tuple[int, ...] = (), transfer_s: float = 0.5
 ) -> OffloadQuestion:
     loads = [d.ongoing_tokens, *((p.ongoing_tokens,) if p else ()), *others]
-    peer = Candidate(Instance("p", "http://p"), p, 0, new) if p else None
+    peer = Candidate(Instance("p", "http://p"), p, 0, new, PACE) if p else None
     return OffloadQuestion(
-        decode=Candidate(Instance("d", "http://d"), d, 0, new),
+        decode=Candidate(Instance("d", "http://d"), d, 0, new, PACE),
         prefill=peer,
         mean_ongoing_tokens=sum(loads) / len(loads),
         prompt_tokens=new,

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from proxy.core.accounts.engine_reports import EngineKv
 from proxy.core.fleet.health import State
 from proxy.core.known.fleet_state import FleetState
-from proxy.core.placement.decision import Candidates, Choice, PlacementView, chosen
+from proxy.core.placement.candidates import Candidate, Candidates
+from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.placement.rules import PLACEMENTS
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.thermal.readings import HeatLimits
 from proxy.core.types import (
-    Candidate,
     Fallback,
     Instance,
     Load,
@@ -31,6 +31,7 @@ from proxy.core.types import (
     Thresholds,
 )
 from tests.support.examples import examples
+from tests.support.scenes import PACE
 
 
 def facts(
@@ -161,8 +162,8 @@ class TestPlacement:
     @pytest.mark.parametrize("name", PLACEMENTS)
     def test_contract_of_every_placement(self, name: str) -> None:
         """A number for any candidate, the same for the same, and it may be compared."""
-        busy = Candidate(Instance("a", "u"), Load(5, 1, 0, 0, 7, 1), 10, 90, 1, 3)
-        idle = Candidate(Instance("b", "u"), Load(), 90, 10, 0, 0)
+        busy = Candidate(Instance("a", "u"), Load(5, 1, 0, 0, 7, 1), 10, 90, PACE, 1, 3)
+        idle = Candidate(Instance("b", "u"), Load(), 90, 10, PACE, 0, 0)
         scores = PLACEMENTS[name](Candidates.of([busy, busy, idle], 100))
         assert scores[0] == scores[1] > scores[2]
 

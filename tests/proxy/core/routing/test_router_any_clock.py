@@ -39,7 +39,7 @@ def test_a_router_decides(moments: list[float]) -> None:
         router.finish(route, moments[0])
     assert router.known.ledger.live == 0
     for name in "ab":
-        assert 0.0 <= router.known.latency.of(name).busy_ratio(max(moments)) < math.inf
+        assert 0.0 <= router.known.latency.of(name).pace().busy_ratio(max(moments)) < math.inf
 
 
 @given(times)

@@ -192,7 +192,7 @@ class TestRouter:
         rows = {row["instance"]: row for row in route.options.rows()}
         assert rows["i1"]["heat_s"] == 0
         assert rows["i0"]["heat_s"] == pytest.approx(
-            2.0 * r.known.latency.of("i0").alone_s(30_000, 0), abs=1e-3
+            2.0 * r.known.latency.of("i0").pace().alone_s(30_000, 0), abs=1e-3
         )
         assert rows["i0"]["ttft_s"] == pytest.approx(rows["i1"]["ttft_s"]), "no slower for that"
         r.known.limit_heat("i1", HeatLimits(cap=1))
