@@ -144,6 +144,7 @@ class Routes:
             options,
             state.members,
             state.telemetry.last,
+            state.router.view_of,
             state.thermal,
         )
         self._thresholds = BusyThreshold(state.known, options, state.clock)
@@ -213,6 +214,7 @@ class Routes:
             "/instances/{name}": {"GET": fleet.instance, "DELETE": fleet.remove_instance},
             "/sessions/{id}/end": {"POST": fleet.end_session},
             "/decisions": {"GET": fleet.decisions},
+            "/decisions/{request_id}": {"GET": fleet.decision},
             "/busy_threshold": {
                 "GET": thresholds.get,
                 "POST": thresholds.post,

@@ -21,6 +21,8 @@ from proxy.core.fleet.health import Health, State
 from proxy.core.fleet.members import Member
 from proxy.core.kvcache.published import PublishedBlocks
 from proxy.core.latency.model import CALIBRATION_QUANTILES, Times
+from proxy.core.placement.decision import PlacementView
+from proxy.core.placement.stored import as_json
 from proxy.core.routing.eligible import NO_INSTANCE_RETRY_S
 from proxy.core.thermal.fleet_control import HeatStatus
 from proxy.core.thermal.readings import GpuReading
@@ -44,10 +46,11 @@ from proxy.state.access import Access
 from proxy.state.in_flight import InFlight
 from proxy.state.overload import OverloadWatch
 from proxy.state.thermal import ThermalControl
+from proxy.telemetry.log import printable_json
 from proxy.telemetry.metrics import Exposition
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.request_log import RecordLog, record_json
-from proxy.telemetry.requests import DECISIONS_KEPT
+from proxy.telemetry.requests import DECISIONS_KEPT, REFUSED_KEPT
 
 MODELS_TIMEOUT_S = 2.0
 MOST_WAIT_S = 300
@@ -164,12 +167,13 @@ class FleetPaths:
         options: OptionsInForce,
         members: Membership,
         last: Callable[[int], Sequence[RequestRecord]],
+        view_of: Callable[[object], PlacementView | None],
         thermal: ThermalControl,
     ) -> None:
         self._instances, self._known = instances, instances.known
         self._heat, self._gpus = thermal.control, thermal.gpus
         self._in_flight = thermal.in_flight
-        self._options, self._members, self._last = options, members, last
+        self._options, self._members, self._last, self._view_of = options, members, last, view_of
 
     async def instances(self, request: web.Request) -> web.Response:
         """Every instance with its load, health and last engine report."""
@@ -268,7 +272,18 @@ class FleetPaths:
         if not has_digits or not 1 <= int(text) <= DECISIONS_KEPT:
             return error_response(400, f"n: a whole number, 1 to {DECISIONS_KEPT}")
         body = b"[" + b",".join(record_json(record) for record in self._last(int(text))) + b"]"
-        return web.Response(body=body, content_type="application/json", charset="utf-8")
+        return _json_bytes(body)
+
+    async def decision(self, request: web.Request) -> web.Response:
+        """One of them by its request's id, with all that its decision was made of."""
+        request_id = request.match_info["request_id"]
+        kept = self._last(DECISIONS_KEPT + REFUSED_KEPT)
+        record = next((record for record in kept if record.request_id == request_id), None)
+        if record is None:
+            return error_response(404, f"request: not known among the last {len(kept)}")
+        view = self._view_of(record.candidates)
+        columns = printable_json(orjson.dumps(as_json(view) if view is not None else None))
+        return _json_bytes(record_json(record)[:-1] + b',"columns":' + columns + b"}")
 
     async def add_instance(self, request: web.Request) -> web.Response:
         """Add the instance of {"instance": "[name=]host:port[;bootstrap=PORT]"}.
@@ -558,6 +573,10 @@ def _auth(request: web.Request) -> bytes:
     """The client's Authorization as a header line, for engines that require a key."""
     given = [value for name, value in request.raw_headers if name.lower() == b"authorization"]
     return b"Authorization: %b\r\n" % given[0] if given else b""
+
+
+def _json_bytes(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
 def _last_error(health: Health, clock: Clock) -> dict[str, object]:

@@ -12,6 +12,8 @@ import pytest
 
 from proxy.admin.endpoints import KEPT_LISTS, KEPT_S, KeptCards
 from proxy.config.options import Settings
+from proxy.core.placement.policies import POLICIES
+from proxy.core.placement.stored import from_json
 from tests.support.admin import call
 from tests.support.harness import (
     RawEngine,
@@ -150,6 +152,18 @@ async def test_the_last_decisions(tmp_path: Path) -> None:
             assert (await call(proxy, "GET", f"/decisions?n={bad}"))[0] == 400
 
 
+async def test_one_decision_can_be_made_again(tmp_path: Path) -> None:
+    async with proxied(tmp_path, heavy_threshold=500, warm_threshold=100) as (proxy, _):
+        for i, size in enumerate((10, 1000)):
+            await proxy.post(chat(words(size)), headers={"X-Request-Id": f"r{i}"})
+        status, found = await call(proxy, "GET", "/decisions/r1")
+        assert (status, found["request_id"], found["route_class"]) == (200, "r1", "HEAVY_COLO")
+        again = POLICIES["cost"](from_json(found["columns"]))
+        assert again.decode.instance.name == found["decode_instance"]
+        assert again.reason == found["offload_decision_reason"]
+        assert (await call(proxy, "GET", "/decisions/r2"))[0] == 404
+
+
 async def test_every_decision_shows_its_options_and_the_shadow(tmp_path: Path) -> None:
     options: dict[str, Any] = {"offload_policy": "cost", "shadow_policy": "always"}
     options |= {"heavy_threshold": 500, "warm_threshold": 100}
@@ -191,6 +205,7 @@ ADMIN = [
     ("DELETE", "/instances/x"),
     ("POST", "/sessions/x/end"),
     ("GET", "/decisions"),
+    ("GET", "/decisions/r1"),
     ("GET", "/busy_threshold"),
     ("POST", "/busy_threshold"),
     ("DELETE", "/busy_threshold"),
