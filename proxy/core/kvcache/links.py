@@ -20,40 +20,80 @@ MOST_IDS_BYTES: Final = 8192
 ID_BYTES: Final = 4
 
 
+class Spot:
+    """Where links stand in a rank's chains: at one block, as many as share it.
+
+    `tail`: the block's name; `depth`: blocks up to there, 0 where none is left. `links`: how many
+    stand there. `growing`: those of them that wait for an answer's last block. `into`: the spot
+    that has taken this one in, as its block was evicted.
+    """
+
+    __slots__ = ("depth", "growing", "into", "links", "tail")
+
+    def __init__(self, tail: int, depth: int) -> None:
+        self.tail, self.depth = tail, depth
+        self.links = 0
+        self.growing: dict[Link, None] | None = None
+        self.into: Spot | None = None
+
+
+NOWHERE: Final = Spot(0, 0)
+
+
 class Link:
     """The end of a prompt in the chain of blocks of one rank.
 
     `prompt_tokens`: its length as the engine counted it, 0 if its place in the chain is unknown.
     Then a prompt only passed here, or ended here in an unknown chain (`is_unknown`). `estimate`:
     its length as it was estimated, 0 where it was not. `most`: blocks of prompt and answer, of the
-    prompt only where the chain was not found. `tail`: the last of them that is there; `depth`:
-    blocks up to there, 0 where none is left. `is_growing`: the answer's last block is still
-    awaited. `ids`: the answer's token ids, 4 bytes each, as far as they were published, where
-    `wants_ids`. `returned`: how many of them a later prompt begins with behind this one, None while
-    that is unknown.
+    prompt only where the chain was not found. `spot`: the last of them that is there. `ids`: the
+    answer's token ids, 4 bytes each, as far as they were published, where `wants_ids`. `returned`:
+    how many of them a later prompt begins with behind this one, None while that is unknown.
     """
 
     __slots__ = (
-        "depth",
+        "_spot",
         "estimate",
         "ids",
-        "is_growing",
         "most",
         "prompt_tokens",
         "returned",
-        "tail",
         "wants_ids",
     )
 
     def __init__(
         self, tail: int, depth: int, prompt_tokens: int, most: int, estimate: int = 0
     ) -> None:
-        self.tail, self.depth = tail, depth
+        self._spot = Spot(tail, depth) if tail or depth else NOWHERE
         self.prompt_tokens, self.most, self.estimate = prompt_tokens, most, estimate
-        self.is_growing = depth < most
         self.ids = b""
         self.wants_ids = False
         self.returned: int | None = None
+
+    @property
+    def spot(self) -> Spot:
+        """Where it stands now."""
+        spot = self._spot
+        while (into := spot.into) is not None:
+            if into.into is not None:
+                spot.into = into.into  # the next look has half of the way
+            spot = into
+        self._spot = spot
+        return spot
+
+    def stand(self, spot: Spot) -> None:
+        """Stand there from now on."""
+        self._spot = spot
+
+    @property
+    def tail(self) -> int:
+        """The last of its blocks that is there."""
+        return self.spot.tail
+
+    @property
+    def depth(self) -> int:
+        """Blocks up to there, 0 where none is left."""
+        return self.spot.depth
 
     @property
     def is_unknown(self) -> bool:
@@ -92,10 +132,10 @@ class Tail:
 class Chains:
     """The links of one rank, in step with its blocks, and the chains that grew lately."""
 
-    __slots__ = ("_links", "_tails")
+    __slots__ = ("_spots", "_tails")
 
     def __init__(self) -> None:
-        self._links: dict[int, dict[Link, None]] = {}
+        self._spots: dict[int, Spot] = {}
         self._tails: OrderedDict[int, Tail] = OrderedDict()
 
     def grew(
@@ -104,8 +144,8 @@ class Chains:
         """Note blocks stored after `parent` at `t_s`; `ids`: their token ids."""
         tails = self._tails
         if parent is not None:
-            if (links := self._links.get(parent)) is not None:
-                self._follow(links, names, ids)
+            if (spot := self._spots.get(parent)) is not None and spot.growing:
+                self._follow(spot.growing, names, ids)
             old = tails.pop(parent, None)
             ids = old.ids + ids if old is not None and ids else ids
         last = names[-1]
@@ -114,52 +154,74 @@ class Chains:
         if len(tails) > MOST_TAILS:
             tails.popitem(last=False)
 
-    def _follow(self, links: dict[Link, None], names: Sequence[int], ids: bytes) -> None:
+    def _follow(self, growing: dict[Link, None], names: Sequence[int], ids: bytes) -> None:
         """Extend links that lack their answer's end along these blocks."""
-        for link in [link for link in links if link.is_growing]:
-            steps = min(len(names), link.most - link.depth)
-            self.drop(link)
+        for link in list(growing):
+            depth = link.depth
+            steps = min(len(names), link.most - depth)
             if link.wants_ids:
                 size = len(ids) // len(names)
-                behind = max(0, link.prompt_tokens * ID_BYTES - link.depth * size)
+                behind = max(0, link.prompt_tokens * ID_BYTES - depth * size)
                 end = steps * size
                 # A slice of bytes that begins after its end is an error where this is compiled.
                 link.ids += ids[min(behind, end) : end]
-            link.depth += steps
-            link.is_growing = link.depth < link.most
-            self.keep(link, names[steps - 1])
+            self.drop(link)
+            self.keep(link, names[steps - 1], depth + steps)
 
-    def keep(self, link: Link, tail: int) -> None:
-        """Keep a link at this block."""
-        link.tail = tail
-        self._links.setdefault(tail, {})[link] = None
+    def keep(self, link: Link, tail: int, depth: int) -> None:
+        """Let a link stand at this block, so deep; it stands nowhere else."""
+        spot = self._spots.get(tail)
+        if spot is None:
+            spot = self._spots[tail] = Spot(tail, depth)
+        spot.links += 1
+        link.stand(spot)
+        if depth < link.most:
+            if spot.growing is None:
+                spot.growing = {}
+            spot.growing[link] = None
 
     def drop(self, link: Link) -> None:
-        """Drop a link."""
-        links = self._links.get(link.tail)
-        if links is not None:
-            links.pop(link, None)
-            if not links:
-                del self._links[link.tail]
+        """Let a link stand nowhere."""
+        spot = link.spot
+        if self._spots.get(spot.tail) is not spot:
+            return
+        if spot.growing is not None:
+            spot.growing.pop(link, None)
+        spot.links -= 1
+        if not spot.links:
+            del self._spots[spot.tail]
 
     def evicted(self, name: int, before: int | None, depth: int) -> None:
-        """Remove a block; the block `before` it, None if gone too, is `depth` deep."""
+        """Remove a block; the block `before` it, None if gone too, is `depth` deep.
+
+        The links there move at once, however many they are.
+        """
         self._tails.pop(name, None)
-        links = self._links.pop(name, None)
-        if links is None:
+        spot = self._spots.pop(name, None)
+        if spot is None:
             return
-        for link in links:
-            link.is_growing, link.depth = False, 0
-            if before is not None:
-                link.depth = depth
-                self.keep(link, before)
+        spot.growing = None
+        if before is None:
+            spot.depth = 0
+            return
+        other = self._spots.get(before)
+        if other is not None and other.links > spot.links:
+            spot.into = other
+            other.links += spot.links
+            return
+        # The smaller one goes into the larger one, so no link is ever far from its spot.
+        if other is not None:
+            other.into, spot.growing = spot, other.growing
+            spot.links += other.links
+            other.growing = None
+        spot.tail, spot.depth = before, depth
+        self._spots[before] = spot
 
     def clear(self) -> None:
         """Remove all blocks."""
-        for links in self._links.values():
-            for link in links:
-                link.is_growing, link.depth = False, 0
-        self._links = {}
+        for spot in self._spots.values():
+            spot.depth, spot.growing = 0, None
+        self._spots = {}
         self._tails.clear()
 
     def ids_before(self, name: int, count: int) -> bytes:

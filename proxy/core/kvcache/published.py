@@ -19,6 +19,9 @@ from proxy.core.types import UNIT_TOKENS, RequestFacts
 MOST_LORAS: Final = 1024
 MOST_STEPS: Final = 1024
 """Blocks that a chain is walked back where it only may help."""
+MOST_BACK: Final = 8192
+"""Blocks that it is walked back at all, for each answer: a few ms. Behind a longer message the
+approximate index counts."""
 
 
 class Stored:
@@ -314,8 +317,10 @@ class PublishedBlocks:
         return [name for name, depth in depths.items() if depth == whole] or list(depths)
 
     def above(self, name: int, depth: int) -> int | None:
-        """The block of a chain that is so deep; None where it is not there."""
+        """The block of a chain that is so deep; None if it is not there, or MOST_BACK further."""
         block = self._blocks.get(name)
+        if block is not None and block.depth - depth > MOST_BACK:
+            return None
         while block is not None and block.depth > depth > 0:
             if block.before is None:
                 return None

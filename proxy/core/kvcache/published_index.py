@@ -20,7 +20,8 @@ from proxy.core.types import RequestFacts
 BYTES_PER_BLOCK: Final = 400
 """Memory of one published block, as test_published.py measures it."""
 BLOCKS_PER_END: Final = 4
-"""At most one known end of a message per so many blocks."""
+"""At most one known end of a message per so many blocks, on so many ranks:"""
+RANKS_PER_END: Final = 4
 MOST_MODELS: Final = 64
 MOST_UNLINKED: Final = 256
 MOST_TRIES: Final = 4
@@ -82,6 +83,7 @@ class PublishedIndex:
         self._ranks: dict[str, dict[int, PublishedBlocks]] = {}
         self._ends: OrderedDict[int, dict[PublishedBlocks, Link]] = OrderedDict()
         self._ends_of: ByTenant[int] = ByTenant()
+        self._links = 0
         self._returns: dict[str, float] = {}
         self._unlinked: list[Ended] = []
         self._beliefs: dict[tuple[str, bool], Belief] = {}
@@ -480,17 +482,21 @@ class PublishedIndex:
         row = self._ends.setdefault(end, {})
         if (old := row.get(blocks)) is not None:
             blocks.chains.drop(old)
+        else:
+            self._links += 1
         row[blocks] = link
         if len(row) > sum(len(ranks) for ranks in self._ranks.values()):
             self._drop_closed(row)
         if link.prompt_tokens:
-            blocks.chains.keep(link, link.tail)
+            blocks.chains.keep(link, link.tail, link.depth)
         self._ends.move_to_end(end)
         self._ends_of.use(end, tenant)
-        if len(self._ends) > self._max_ends:
+        most_links = RANKS_PER_END * self._max_ends
+        while len(self._ends) > self._max_ends or self._links > most_links:
             oldest = self._ends_of.next_to_go(self._ends)
             self._ends_of.remove(oldest)
             gone = self._ends.pop(oldest)
+            self._links -= len(gone)
             for where, old in gone.items():
                 where.chains.drop(old)
 
@@ -499,6 +505,7 @@ class PublishedIndex:
         for blocks in list(row):
             if blocks not in self._ranks.get(blocks.name, {}).values():
                 del row[blocks]
+                self._links -= 1
 
 
 def _goes_on(blocks: PublishedBlocks, link: Link) -> bool:

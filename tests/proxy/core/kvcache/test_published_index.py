@@ -11,15 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.kvcache.claims import BELIEVED_GONE, Claim
-from proxy.core.kvcache.published import MOST_STEPS, Cleared, PublishedBlocks, Removed, Stored
+from proxy.core.kvcache.links import Chains, Link
+from proxy.core.kvcache.published import (
+    MOST_BACK,
+    MOST_STEPS,
+    Cleared,
+    PublishedBlocks,
+    Removed,
+    Stored,
+)
 from proxy.core.kvcache.published_index import (
     BYTES_PER_BLOCK,
     MOST_ALIKE,
+    RANKS_PER_END,
     Ended,
     PublishedIndex,
 )
 from proxy.core.types import UNIT_TOKENS, RequestFacts
 from proxy.protocol.prompt.facts import unit_hashes, unit_root
+from tests.support.work import calls_of
 
 SIZE = 16
 Tokens = tuple[int, ...]
@@ -385,11 +395,79 @@ def test_ends_are_bounded_and_an_instance_leaves_nothing() -> None:
         engine.serve([seed], ids(32, seed), ids(20, seed))
         engine.evict(ids(32, seed) + ids(20, seed), 9)
     assert len(index._ends) == 10
-    assert sum(map(len, engine.blocks.chains._links.values())) <= 10
+    assert sum(spot.links for spot in engine.blocks.chains._spots.values()) <= 10
     index.close("a", 0, engine.blocks)
     assert (len(engine.blocks), index.hits(facts([29, 30], 100))) == (0, {})
     index.ended(Ended("a", facts([1], 64), 0.0, "", 64, 64, 1, 0))
     assert index._unlinked == []
+
+
+def test_ends_on_many_ranks_count_as_many() -> None:
+    """One engine may have any number of ranks, and each has a link for each prompt."""
+    index = PublishedIndex(400 * BYTES_PER_BLOCK)
+    for rank in range(64):
+        blocks = index.open("a", rank)
+        blocks.renew(is_whole=True)
+        blocks.is_live = blocks.is_connected = True
+        blocks.apply(Stored([rank], None, SIZE))
+    for end in range(100):
+        index.left_unknown("a", facts([end], 100), 100)
+        assert sum(map(len, index._ends.values())) == index._links <= 100 * RANKS_PER_END
+    assert len(index._ends) == 100 * RANKS_PER_END // 64
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(1, 8)), max_size=60))
+def test_links_stand_where_their_blocks_are_left(steps: list[tuple[int, int, int]]) -> None:
+    """As if each were moved by itself: a block that goes takes its links to the one before."""
+    chains, depths = Chains(), {-1: 0} | {name: name + 1 for name in range(40)}
+    expected: dict[Link, tuple[int, int]] = {}
+    for what, name, more in steps:
+        if what == 0 and name in depths:
+            link = Link(name, name + 1, 9, name + 1 + more % 3)
+            chains.keep(link, name, name + 1)
+            expected[link] = name, name + 1
+        elif what == 1 and depths.pop(name, 0):
+            before = name - 1 if name - 1 in depths else None
+            chains.evicted(name, before if name else None, name if before is not None else 0)
+            for link, (tail, _) in list(expected.items()):
+                if tail == name:
+                    there = name and before is not None
+                    expected[link] = (name - 1, name) if there else (name, 0)
+        elif what == 2 and expected:
+            link = list(expected)[more % len(expected)]
+            chains.drop(link)
+            del expected[link]
+        assert {link: (link.tail, link.depth) for link in expected} == expected
+        standing = [link for link, (_, depth) in expected.items() if depth]
+        assert sum(spot.links for spot in chains._spots.values()) == len(standing)
+
+
+def test_many_links_move_at_once() -> None:
+    """Prompts behind one beginning, of which a block after the other is evicted."""
+
+    def work(count: int) -> int:
+        chains = Chains()
+        for at in range(count):
+            chains.keep(Link(500, 501, 9, 501), 500 - at % 2, 501 - at % 2)
+
+        def evicted() -> None:
+            for name in range(500, 0, -1):
+                chains.evicted(name, name - 1, name)
+
+        calls = calls_of(evicted)
+        assert [(spot.tail, spot.links) for spot in chains._spots.values()] == [(0, count)]
+        return calls
+
+    assert work(1000) == work(2)
+
+
+def test_no_answer_walks_back_a_whole_context() -> None:
+    blocks = PublishedBlocks()
+    blocks.renew(is_whole=True)
+    blocks.apply(Stored(list(range(MOST_BACK + 2)), None, 1))
+    last = MOST_BACK + 1
+    assert blocks.above(last, 2) == 1
+    assert blocks.above(last, 1) is None
 
 
 @pytest.mark.parametrize("how", ["renewed", "silent", "gone", "orphans"])
