@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from proxy.core.accounts.ledger import Ledger, UnreleasedKv
 from proxy.core.admission.gate import Busy, Gate
 from proxy.core.connectors import CONNECTORS, transfer_rules
@@ -13,11 +15,14 @@ from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.published_index import PublishedIndex
 from proxy.core.kvcache.reuse import Reuse
 from proxy.core.kvcache.sessions import Sessions, StoredResponses
-from proxy.core.kvcache.trust import Trust
+from proxy.core.kvcache.trust import LEAST_SCALE, MOST_SCALE, Trust
 from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
 from proxy.core.thermal.fleet_limits import HeatByInstance
 from proxy.core.types import RequestFacts, RouterConfig
+
+TEMPLATE_TOKENS: Final = 2048
+"""Tokens that an engine may add to a prompt, of which the proxy sees nothing."""
 
 
 class Tables:
@@ -106,9 +111,15 @@ class Tables:
         return self.fleet.states.of(name).is_usage_doubted
 
     def refine(self, facts: RequestFacts, now_s: float) -> None:
-        """Correct a prompt's estimated length by what its session's last one was counted as."""
+        """Correct a prompt's estimated length by what its session's last one was counted as.
+
+        That is one engine's word, and wherever the prompt goes now it is charged for it. So it is
+        believed within what a template may add, and a text be denser than most.
+        """
         self.trust.refine(facts, self.conversations.find(facts, now_s).past)
         self.published.refine(facts)
+        least, most = LEAST_SCALE * facts.estimate, MOST_SCALE * facts.estimate + TEMPLATE_TOKENS
+        facts.prompt_tokens = int(min(most, max(1.0, least, facts.prompt_tokens)))
 
     def least_new_tokens(self, facts: RequestFacts) -> int:
         """Estimated tokens of a prompt that no instance has cached."""

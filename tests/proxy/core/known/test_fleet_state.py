@@ -1,8 +1,11 @@
 """FleetState: what is dropped with a process leaves every part; what frees a load is told."""
 
+import pytest
+
 from proxy.core.known.fleet_state import FleetState
+from proxy.core.known.tables import TEMPLATE_TOKENS
 from proxy.core.thermal.readings import COOL, HeatLimits
-from proxy.core.types import Instance, RouterConfig, Thresholds
+from proxy.core.types import Instance, RequestFacts, RouterConfig, Thresholds
 
 
 def two() -> FleetState:
@@ -61,3 +64,26 @@ def test_a_found_bootstrap_server_replaces_the_instance() -> None:
     assert member is not None
     assert member.instance is found
     assert known.instance_changes == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "taken"),
+    [
+        (1000, 1000),
+        (1900, 1900),
+        (100_000_000, 2 * 1000 + TEMPLATE_TOKENS),
+        (1, 500),
+    ],
+)
+def test_what_an_engine_counts_is_believed_within_bounds(told: int, taken: int) -> None:
+    """Its session's next turn may run elsewhere, and that instance is charged for it."""
+    known = two()
+    cache = known.fleet.states["a"].cache
+    first = RequestFacts("m", "s", 1000, [1], 256.0)
+    stay = known.conversations.assign(known.conversations.find(first, 1.0), first, cache, 1.0)
+    assert stay is not None
+    counts = told, None, 1
+    stay.past = known.trust.told(first, None, cache, 0, counts, is_session=True)
+    again = RequestFacts("m", "s", 1000, [1], 256.0)
+    known.refine(again, 2.0)
+    assert again.prompt_tokens == pytest.approx(taken, rel=0.01)
