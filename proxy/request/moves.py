@@ -117,8 +117,7 @@ class Moves:
         """The reason known now that the stream cannot migrate; None if it can."""
         if self.trail is None:
             return self._why or Unmoved.NO_IDS
-        at = self.trail.resumption()
-        return at if isinstance(at, Unmoved) else None
+        return self.trail.why_fixed()
 
     def let_go(self) -> None:
         """The stream is over: give its memory back."""

@@ -33,6 +33,8 @@ _REASONING: Final = (b'"reasoning":"', b'"reasoning_content":"')
 _CALLS: Final = b'"tool_calls":[{'
 _CHOICES: Final = b',"choices":['
 _NULL: Final = b"null"
+HELD_BYTES: Final = 1 << 20
+"""Events that are held at most while a stop string may go on in them."""
 _ERROR_EVENT: Final = b'data: {"error"'
 _QUOTE: Final = ord('"')
 _LEAST_BYTES: Final = 64
@@ -312,26 +314,32 @@ class Joint:
     `holds`, what has come may be the rest of one.
     """
 
-    __slots__ = ("_before", "_seen", "_stops", "holds", "stop")
+    __slots__ = ("_begun", "_seen", "holds", "stop")
 
     def __init__(self, stops: list[str], said: str) -> None:
-        self._stops, self._seen, self._before = stops, said, len(said)
+        self._seen = said
+        self._begun = [
+            (stop, start)
+            for stop in stops
+            for start in range(max(0, len(said) - len(stop) + 1), len(said))
+            if stop.startswith(said[start:])
+        ]
         self.stop = ""
-        self.holds = bool(stops and said)
+        self.holds = bool(self._begun)
 
     def take(self, text: str) -> None:
         """More of the instance's text has come."""
         if not self.holds:
             return
         self._seen += text
-        seen, before, holds = self._seen, self._before, False
-        for stop in self._stops:
-            for start in range(max(0, before - len(stop) + 1), before):
-                if seen.startswith(stop, start):
-                    self.stop = self.stop or stop
-                elif stop.startswith(seen[start:]):
-                    holds = True
-        self.holds = holds and not self.stop
+        seen, begun = self._seen, self._begun
+        for stop, start in begun:
+            if seen.startswith(stop, start):
+                self.stop = stop
+                break
+        # Few are left after the first characters, however many there were.
+        self._begun = [one for one in begun if one[0].startswith(seen[one[1] :])]
+        self.holds = bool(self._begun) and not self.stop
 
 
 class LaterLeg:
@@ -345,6 +353,7 @@ class LaterLeg:
     __slots__ = (
         "_first",
         "_held",
+        "_held_bytes",
         "_joint",
         "_offset_tokens",
         "is_shown",
@@ -364,6 +373,7 @@ class LaterLeg:
         stops = stop_strings(plan.fields) if plan.stop_chars else []
         self._joint = Joint(stops, trail.said[-plan.stop_chars :] if stops else "")
         self._held: list[tuple[bytes, str, str]] = []
+        self._held_bytes = 0
 
     @property
     def is_error_event(self) -> bool:
@@ -456,8 +466,9 @@ class LaterLeg:
         if self.lost or shown is None:
             return None
         self._held.append((event, text, shown))
+        self._held_bytes += len(event)
         self._joint.take(text)
-        if self._joint.holds and reason is None:
+        if self._joint.holds and reason is None and self._held_bytes <= HELD_BYTES:
             return None
         shown = self._free()
         if self._joint.stop:
@@ -483,7 +494,7 @@ class LaterLeg:
 
     def _free(self) -> str:
         """The text of what was held, for the client; nothing where it has the rest of a stop."""
-        held, self._held = self._held, []
+        held, self._held, self._held_bytes = self._held, [], 0
         for event, text, _ in held:
             is_finished = event.find(_FINISHED) >= 0
             self._track(event, text, is_finished=is_finished)

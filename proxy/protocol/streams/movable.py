@@ -20,8 +20,10 @@ from proxy.protocol.offloadable import COMPLETIONS, asks_for_stream, whole_numbe
 FIELDS_BYTES: Final = 1 << 16
 """Most bytes of sampling parameters that are kept while a stream runs."""
 MOST_LENGTH: Final = 1 << 31
+MOST_STOPS: Final = 32
 MOST_STOP_CHARS: Final = 256
-"""With a longer stop string a stream does not move: so many of its last events would be kept."""
+"""With more or longer stop strings a stream does not move: each is looked for at each character
+before a cut, and so many of its last events are kept."""
 COMPLETIONS_TOKENS: Final = 16
 """vLLM's `max_tokens` of a completion that gives none; a chat's is the rest of the context."""
 
@@ -172,7 +174,9 @@ def plan_of(endpoint: str, body: Mapping[str, Any], steering: list[str]) -> Plan
     if fields is None or least is None or (most is not None and most < 1):
         return Unmoved.UNKNOWN_FIELD
     stop_chars, shows_ids = _stop_chars(body), bool(body.get("return_token_ids"))
-    if len(fields) > FIELDS_BYTES or stop_chars > MOST_STOP_CHARS:
+    stops = body.get("stop")
+    too_many = isinstance(stops, list) and len(stops) > MOST_STOPS
+    if len(fields) > FIELDS_BYTES or stop_chars > MOST_STOP_CHARS or too_many:
         return Unmoved.MEMORY
     if stop_chars and (shows_ids or not _off(body.get("include_stop_str_in_output"))):
         return Unmoved.STOP_INCLUDED

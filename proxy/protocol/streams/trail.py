@@ -30,6 +30,8 @@ TRAIL_BYTES: Final = 256 << 20
 no room is not moved."""
 SHARE: Final = 7
 """One tenant alone gets seven eighths of the memory, of two each gets seven fifteenths."""
+EVENT_BYTES: Final = 160
+"""Memory of an event whose text is kept, beside the text."""
 _SPARE_EVENTS: Final = 64
 """Events without text that may stand among those of the text that is held back."""
 _SAID_CHARS: Final = 4 * MOST_STOP_CHARS
@@ -106,6 +108,7 @@ class Trail:
     __slots__ = (
         "_base",
         "_base_tokens",
+        "_checked",
         "_granted",
         "_has_dropped",
         "_ids",
@@ -142,6 +145,8 @@ class Trail:
         """Whether the prompt is token ids; None: nobody has asked."""
         self.prompt_tokens = 0
         self._ids = bytearray()
+        self._checked = 0
+        """Bytes of them that are known to be ids."""
         self.tokens = 0
         self._pending = bytearray()
         self._pending_tokens = 0
@@ -158,6 +163,8 @@ class Trail:
 
     def begin(self, head: bytes, prompt: bytes) -> None:
         """The stream's first event has come, with the prompt's token ids."""
+        if self.why is not None:
+            return
         self.head, self.prompt, self._knows_prompt = head, prompt, None
         self.prompt_tokens = prompt.count(b",") + 1 if prompt else 0
         if not prompt:
@@ -176,8 +183,9 @@ class Trail:
             self._append(ids, count)
             self.said = (self.said + text)[-_SAID_CHARS:]
             self._window.append(_Passed(text, len(self._ids), self.tokens))
+            self._size += _text_bytes(text)
             if len(self._window) > self._stop_chars + _SPARE_EVENTS:
-                self._window.popleft()
+                self._size -= _text_bytes(self._window.popleft().text)
                 self._has_dropped = True
         elif is_shown or self.plan.shows_ids:
             if self._pending_tokens:
@@ -225,7 +233,7 @@ class Trail:
         """Keep nothing of the stream: it cannot migrate any more."""
         if self.why is None:
             self.why = why
-        self.prompt = b""
+        self.head = self.prompt = b""
         self._ids = bytearray()
         self._pending, self._window = bytearray(), deque()
         self.let_go()
@@ -237,36 +245,50 @@ class Trail:
 
     def resumption(self) -> Resumption | Unmoved:
         """The point where the stream can continue, or the reason that it cannot migrate."""
+        point = self._point()
+        if isinstance(point, Unmoved):
+            return point
+        end, tokens, overlap = point
+        said = self.said[: max(0, len(self.said) - len(overlap))] if self._stop_chars else ""
+        return Resumption(bytes(self._ids[:end]), tokens, overlap, said)
+
+    def why_fixed(self) -> Unmoved | None:
+        """The reason that it cannot migrate now; None if it can. It may be asked at any time."""
+        point = self._point()
+        return point if isinstance(point, Unmoved) else None
+
+    def _point(self) -> tuple[int, int, str] | Unmoved:
+        """Bytes of ids and tokens before the point to continue from, and the text behind it."""
         if self.why is not None:
             return self.why
         if self.is_finished:
             return Unmoved.FINISHED
-        found = self._resumption()
-        if found is not None and self._stop_chars:
-            found.said = self.said[: max(0, len(self.said) - len(found.overlap))]
-        begins = found is not None and not found.tokens and self.plan.is_chat
-        if begins and self._memory.has_reasoned:
-            return Unmoved.REASONING
-        if self._knows_prompt is None:  # once: it may be megabytes, and any look at a stream asks
-            self._knows_prompt = _are_ids(self.prompt)
-        if found is None or not (self._knows_prompt and (not found.ids or _are_ids(found.ids))):
+        found = self._shown() if self._stop_chars else (len(self._ids), self.tokens, self.overlap)
+        if found is None or not self._are_ids(found[0]):
             return Unmoved.NO_IDS
+        if not found[1] and self.plan.is_chat and self._memory.has_reasoned:
+            return Unmoved.REASONING
         most = self.plan.most_tokens
-        return found if most is None or found.tokens < most else Unmoved.FINISHED
+        return found if most is None or found[1] < most else Unmoved.FINISHED
 
-    def _resumption(self) -> Resumption | None:
+    def _are_ids(self, end: int) -> bool:
+        """Whether prompt and output are ids; each byte is looked at once."""
+        if self._knows_prompt is None:
+            self._knows_prompt = _are_ids(self.prompt)
+        if self._checked < end and _are_ids(bytes(self._ids[self._checked : end])):
+            self._checked = end
+        return self._knows_prompt and self._checked >= end
+
+    def _shown(self) -> tuple[int, int, str] | None:
+        """`_point` of a stream whose text is behind its tokens; None where it is not known."""
         held = self._stop_chars
-        if not held:
-            return Resumption(bytes(self._ids), self.tokens, self.overlap)
         again = self.overlap
         for index in range(len(self._window) - 1, -1, -1):
             passed = self._window[index]
             if len(again) >= held and (self._has_dropped or self._has_text(index)):
-                return Resumption(bytes(self._ids[: passed.at]), passed.tokens, again[held:])
+                return passed.at, passed.tokens, again[held:]
             again = passed.text + again
-        if self._has_dropped:
-            return None
-        return Resumption(bytes(self._ids[: self._base]), self._base_tokens, again)
+        return None if self._has_dropped else (self._base, self._base_tokens, again)
 
     def _has_text(self, index: int) -> bool:
         """Whether text had come with this event: before that, less is held back than may be."""
@@ -274,9 +296,10 @@ class Trail:
 
     def resume(self, at: Resumption) -> None:
         """Another instance goes on from there."""
-        self._ids = bytearray(at.ids)
+        self._ids, self._checked = bytearray(at.ids), len(at.ids)
         self.tokens = at.tokens
         self._pending, self._pending_tokens = bytearray(), 0
+        self._size -= sum([_text_bytes(passed.text) for passed in self._window])
         self._window = deque()
         self._has_dropped = False
         self._base, self._base_tokens = len(at.ids), at.tokens
@@ -297,6 +320,11 @@ class Trail:
             least,
             b',"stream":true,"return_token_ids":true}',
         )
+
+
+def _text_bytes(text: str) -> int:
+    """At most so much memory an event takes whose text is kept."""
+    return EVENT_BYTES + len(text) * (1 if text.isascii() else 4)
 
 
 def _are_ids(ids: bytes) -> bool:

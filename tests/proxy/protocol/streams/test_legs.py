@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.core.types import Unmoved
 from proxy.protocol.framing import wrap
-from proxy.protocol.streams.legs import FirstLeg, LaterLeg, first_members
+from proxy.protocol.streams.legs import HELD_BYTES, FirstLeg, Joint, LaterLeg, first_members
 from proxy.protocol.streams.movable import Plan
 from proxy.protocol.streams.trail import Resumption, Trail, TrailMemory
 from tests.support.work import calls_of
@@ -337,6 +337,27 @@ def test_what_is_held_at_the_joint_is_not_the_clients_yet() -> None:
     (told,) = objects(leg.edit(text("lf", [3])))
     assert told["choices"][0]["delta"]["content"] == "self"
     assert leg.trail.tokens == 3
+
+
+def test_what_is_held_at_the_joint_is_bounded() -> None:
+    """Events without text say nothing of a stop string, and there may be any number."""
+    leg = at_joint([STOP], "you\nU")
+    empty = text("", [2], logprobs={"x": "y" * 10_000})
+    got = b"".join(leg.edit(empty) for _ in range(3 * HELD_BYTES // len(empty)))
+    assert leg._held_bytes <= HELD_BYTES
+    assert leg.trail.tokens > 1
+    assert got == b""
+
+
+def test_few_stop_strings_are_looked_for_behind_the_first_characters() -> None:
+    before = "ab" * 127
+    stops = [before[n:] + f"{n}" * 20 for n in range(32)]
+    joint = Joint(stops, before)
+    assert joint.holds
+    joint.take("7")
+    assert len(joint._begun) == 1
+    joint.take("7" * 19)
+    assert joint.stop == stops[7]
 
 
 def test_usage_of_a_stream_that_ends_at_the_joint() -> None:

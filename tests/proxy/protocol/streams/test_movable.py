@@ -65,6 +65,7 @@ def text(**more: Any) -> Any:
         ("max_tokens", "1" + 30 * "0", Unmoved.UNKNOWN_FIELD),
         ("min_tokens", 1 << 70, Unmoved.UNKNOWN_FIELD),
         ("stop", "x" * 300, Unmoved.MEMORY),
+        ("stop", ["x"] * 33, Unmoved.MEMORY),
         ("user", "x" * FIELDS_BYTES, Unmoved.MEMORY),
     ],
 )

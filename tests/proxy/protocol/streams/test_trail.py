@@ -6,6 +6,7 @@ string may have begun, and a stop string ends the answer without being shown.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import orjson
@@ -125,6 +126,10 @@ def test_why_a_stream_cannot_go_on() -> None:
     ended.begin(b"{", b"1")
     ended.add(b"1,2", "", is_shown=True)
     assert ended.resumption() is Unmoved.FINISHED
+    refused = Trail(plan(), TrailMemory(), None)
+    refused.stop(Unmoved.NO_IDS)
+    refused.begin(b"{" * 5000, b"1")
+    assert not refused.head, "what is not counted is not kept"
     odd = Trail(plan(), TrailMemory(), None)
     odd.begin(b"{", b"1, 2")
     assert odd.resumption() is Unmoved.NO_IDS
@@ -161,6 +166,46 @@ def test_a_tenant_that_fills_the_memory_leaves_room_for_the_others() -> None:
     memory.give_back(70 * STEP_BYTES, "mallory")
     assert (memory.taken_bytes, memory._taken_by) == (0, {})
     assert sum(memory.take(STEP_BYTES) for _ in range(100)) == 80, "who has no tenant shares it"
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\N{GRINNING FACE}"])
+def test_text_that_is_kept_is_counted(letter: str) -> None:
+    """As long as it is: the last events of a stream with stop strings."""
+    memory = TrailMemory()
+    trail = Trail(plan(5), memory, None)
+    trail.begin(b"{", b"1")
+    piece, most = letter * 10_000, 0
+    for _ in range(200):
+        trail.add(b"7", piece, is_shown=True)
+        kept = sum(sys.getsizeof(passed.text) for passed in trail._window)
+        assert memory.taken_bytes >= kept
+        most = max(most, memory.taken_bytes)
+    assert most <= 5 * (len(trail._window) + 1) * 10_000
+    at = trail.resumption()
+    assert isinstance(at, Resumption)
+    trail.resume(at)
+    trail.stop(Unmoved.DIFFERS)
+    assert not memory.taken_bytes
+    trail = Trail(plan(5), TrailMemory(len(piece)), None)
+    trail.begin(b"{", b"1")
+    trail.add(b"7", piece, is_shown=True)
+    assert trail.why_fixed() is Unmoved.MEMORY
+
+
+@given(st.lists(st.sampled_from([b"1", b"2,3", b"4, 5", b"x"]), max_size=8), st.booleans())
+def test_each_id_is_looked_at_once(ids: list[bytes], shows: bool) -> None:
+    """However often it is asked whether a stream can move."""
+    trail = Trail(plan(), TrailMemory(), None)
+    trail.begin(b"{", b"1")
+    is_good = True
+    for some in ids:
+        trail.add(some, "x", is_shown=shows)
+        is_good = is_good and some.translate(None, b"0123456789,") == b""
+        expected = None if is_good or not shows else Unmoved.NO_IDS
+        assert trail.why_fixed() is expected
+        found = trail.resumption()
+        assert isinstance(found, Resumption) is (expected is None)
+        assert not isinstance(found, Resumption) or trail._checked == len(trail._ids)
 
 
 def test_what_was_said_before_it_goes_on_elsewhere() -> None:
