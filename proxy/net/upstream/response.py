@@ -164,7 +164,8 @@ class UpstreamResponse:
 
     def hold(self, data: bytes) -> None:
         """The sink until `pour`: keep a piece of the body, and wake the waiting task."""
-        self.body.append(self.framing.feed(data))
+        if piece := self.framing.feed(data):  # of framing alone there may be any number
+            self.body.append(piece)
         self.note_end(data)
         self.held_bytes += len(data)
         if self.held_bytes > HOLD_BYTES:
@@ -223,9 +224,13 @@ class UpstreamResponse:
 
     async def read(self, limit: int) -> bytes:
         """Read the body up to `limit` bytes; raises UpstreamFailure."""
-        while sum(map(len, self.body)) <= limit and await self.more():
-            pass
-        return b"".join(self.body)[:limit]
+        size = counted = 0
+        while True:
+            for piece in self.body[counted:]:
+                size += len(piece)
+            counted = len(self.body)
+            if size > limit or not await self.more():
+                return b"".join(self.body)[:limit]
 
     def pour(self, sink: Sink) -> bytes:
         """Send each further piece of the wire to `sink`; returns the body held so far."""

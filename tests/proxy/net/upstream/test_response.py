@@ -57,3 +57,23 @@ async def test_nobody_reads_so_nothing_is_read() -> None:
         assert sum(map(len, reply.body)) < 1 << 20
         assert sent < 32 << 20
         reply.close()
+
+
+async def test_a_body_in_very_many_pieces_is_counted_once() -> None:
+    """Of pieces that are framing alone nothing is kept."""
+    head = b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n{}")
+        writer.write(head)
+        for _ in range(300):
+            for piece in (b"1\r", b"\n", b"x\r\n"):
+                writer.write(piece)
+                await asyncio.sleep(0)
+        writer.write(b"0\r\n\r\n")
+
+    async with serving(serve) as upstream:
+        with Limit(10.0):
+            reply = await upstream.send("POST", "/v1/x", b"", b"{}")
+            assert await reply.read(1000) == b"x" * 300
+        assert all(reply.body)
