@@ -22,6 +22,7 @@ prompt. Until then numbers stand for them at the end of the prompt's run, in no 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
 from operator import or_
@@ -34,6 +35,9 @@ BYTES_PER_BLOCK: Final = 750
 (interpreted: 600). The worst case is a prompt of one block just after the tables grew. Of long
 prompts a block takes less than half."""
 GROUPS_MAX: Final = 256
+SWEPT: Final = 4096
+"""Blocks of lost caches that are taken out of the masks at once: a ms. The others follow with each
+prompt that is noted."""
 
 
 class PrefixIndex:
@@ -48,6 +52,8 @@ class PrefixIndex:
         self._caches: dict[str, EngineCache] = {}
         self._uses = 0
         self._everyone = 0
+        self._lost: deque[tuple[int, Runs]] = deque()
+        """Bits of lost caches, and their runs, that the masks still have."""
         self._total = 0
         self.now_s = 0.0
         """The time of the last decision, at which blocks are taken to be used."""
@@ -55,7 +61,7 @@ class PrefixIndex:
     @property
     def total_blocks(self) -> int:
         """Number of blocks over all instances; a block on two instances counts twice."""
-        return self._total
+        return self._total - sum(runs.size for _, runs in self._lost)
 
     def limit(self, cache: EngineCache, max_blocks: int) -> None:
         """Set the most blocks that an engine holds."""
@@ -182,6 +188,8 @@ class PrefixIndex:
     def _add(self, cache: EngineCache, hashes: Sequence[int]) -> int:
         if not cache.bit and not self._enter(cache):
             return 0
+        if self._lost:
+            self._sweep(SWEPT)
         cache.is_all_held = False
         runs = cache.runs
         known = self.held(cache, hashes)
@@ -327,28 +335,40 @@ class PrefixIndex:
         """Give a cache a bit in the masks, unless it is lost."""
         if cache.is_lost:
             return False
-        cache.bit = bit = ~self._everyone & (self._everyone + 1)
+        taken = self._everyone
+        for lost, _ in self._lost:
+            taken |= lost
+        cache.bit = bit = ~taken & (taken + 1)
         self._names[bit] = cache.name
         self._caches[cache.name] = cache
         self._everyone |= bit
         return True
 
     def drop(self, cache: EngineCache) -> None:
-        """Take a cache that is lost out of the masks, block by block.
+        """Take a cache that is lost out of the masks, block by block, some of them later.
 
         Dropping an instance's state does not do this by itself: its bit is wanted for another, and
-        a mask without other bits would stay for ever.
+        a mask without other bits would stay for ever. Until then nobody asks for its bit.
         """
         cache.is_lost = True
         cache.holds = {}
         if not cache.bit:
             return
-        while cache.blocks and self._evict(cache, cache.blocks):
-            pass
         self._everyone ^= cache.bit
         self._groups.clear()
         del self._names[cache.bit], self._caches[cache.name]
+        self._lost.append((cache.bit, cache.runs))
         cache.bit, cache.runs = 0, Runs()
+        self._sweep(SWEPT)
+
+    def _sweep(self, count: int) -> None:
+        """Take up to so many blocks of lost caches out of the masks."""
+        while self._lost and count > 0:
+            bit, runs = self._lost[0]
+            swept = self._pop(bit, runs, count)
+            count -= swept
+            if not swept:
+                self._lost.popleft()
 
     def _shrink(self, cache: EngineCache) -> None:
         """Evict until the cache is within its limit, and all caches within the index's bytes."""
@@ -358,6 +378,8 @@ class PrefixIndex:
         limit = self.capacity(cache)
         if limit is not None:
             self._evict_to(cache, limit - cache.reserved_blocks)
+        if self._lost:
+            self._sweep(self._total - self._max_total)
         while self._total > self._max_total:
             largest = max(self._caches.values(), key=_blocks)
             room = largest.blocks - (self._total - self._max_total)
@@ -387,8 +409,10 @@ class PrefixIndex:
 
     def _evict(self, cache: EngineCache, count: int) -> int:
         """Evict up to `count` blocks of one run; returns how many."""
-        masks, bit = self._masks, cache.bit
-        left = cache.runs.pop(count)
+        return self._pop(cache.bit, cache.runs, count)
+
+    def _pop(self, bit: int, runs: Runs, count: int) -> int:
+        masks, left = self._masks, runs.pop(count)
         for block in left:
             mask = masks.get(block, 0) & ~bit
             if mask:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from proxy.core.kvcache.engine_cache import Hold
-from proxy.core.kvcache.prefix_index import BYTES_PER_BLOCK, PrefixIndex
+from proxy.core.kvcache.prefix_index import BYTES_PER_BLOCK, SWEPT, PrefixIndex
 from tests.support.caches import Caches
 from tests.support.examples import examples
 
@@ -178,6 +178,37 @@ def test_a_forgotten_instances_place_is_free_for_the_next(at: Caches) -> None:
     ix.insert(at["c"], [2, 3])
     assert ix.hits([1, 2]) == {"b": 1, "c": 0}
     assert ix._everyone == 0b11
+
+
+def test_a_large_cache_leaves_the_masks_piece_by_piece(at: Caches) -> None:
+    """An engine's restart is no reason for others to wait; nobody is taken for the one it was."""
+    ix = PrefixIndex(1 << 26)
+    ix.insert(at["kept"], [99_999])
+    lost, count = at["lost"], 3 * SWEPT
+    for start in range(0, count, SWEPT):
+        ix.insert(lost, range(start, start + SWEPT))
+    assert ix.total_blocks == count + 1
+    ix.drop(lost)
+    assert count - SWEPT <= len(ix._masks) < count
+    assert ix.total_blocks == 1
+    for number in range(4):
+        new = at[f"new{number}"]
+        ix.insert(new, [count + number])
+        assert ix.hits(range(SWEPT)).keys() == {"kept", *(f"new{n}" for n in range(number + 1))}
+        assert not any(ix.hits([count - 1]).values())
+        assert ix.total_blocks == 2 + number
+    assert len(ix._masks) == 5
+    assert not ix._lost
+    ix.insert(at["last"], [7])
+    assert ix._everyone == (1 << 6) - 1
+
+
+def test_what_is_lost_gives_way_before_what_is_there(at: Caches) -> None:
+    ix = PrefixIndex((2 * SWEPT + 10) * BYTES_PER_BLOCK)
+    ix.insert(at["lost"], range(2 * SWEPT))
+    ix.drop(at["lost"])
+    ix.insert(at["here"], range(10_000, 10_000 + SWEPT + 20))
+    assert at["here"].blocks == SWEPT + 20
 
 
 def test_hashes_that_collide_end_nothing(at: Caches) -> None:
