@@ -26,6 +26,8 @@ MOST_MODELS: Final = 64
 MOST_UNLINKED: Final = 256
 MOST_TRIES: Final = 4
 """Most ended requests whose chain is still looked for, and the tries for each."""
+MOST_LINKED: Final = 16
+"""Ended requests whose chain is looked for after one batch of events."""
 MOST_ALIKE: Final = 8
 """Most chains of one length that are told apart."""
 SURE: Final = 0.9
@@ -209,9 +211,10 @@ class PublishedIndex:
 
     def came(self, name: str) -> None:
         """A batch of events of an instance was taken in: it may have the end of a chain."""
-        waiting, self._unlinked = self._unlinked, []
+        waiting, self._unlinked, tried = self._unlinked, [], 0
         for ended in waiting:
-            if ended.name == name:
+            if ended.name == name and tried < MOST_LINKED:
+                tried += 1
                 ended.tries += 1
                 if self._link(ended) or ended.tries >= MOST_TRIES:
                     continue
