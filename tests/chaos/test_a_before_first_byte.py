@@ -25,6 +25,7 @@ from tests.support.harness import (
     STREAM_HEAD,
     RawEngine,
     Script,
+    apart,
     chat,
     chunk,
     plain,
@@ -136,6 +137,21 @@ async def test_f07_the_head_drips(rig: Floor) -> None:
         r.links[0].down.slice_bytes, r.links[0].down.gap_s = 1, 0.02
         got = await refused(r)
         assert (got.status, got.error["type"]) == (504, "upstream_timeout")
+
+
+async def test_f180_a_refusal_in_very_many_pieces(rig: Floor) -> None:
+    head = b"HTTP/1.1 400 Bad\r\nContent-Type: application/json\r\n"
+    body = orjson.dumps({"error": {"message": "x" * 3000, "type": "bad"}})
+    pieces = [head + b"Transfer-Encoding: chunked\r\n\r\n"]
+    for letter in body:
+        pieces += [b"1\r", b"\n", bytes([letter]) + b"\r\n"]
+
+    async def drips(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await apart(writer, [*pieces, b"0\r\n\r\n"], 0)
+
+    async with rig([RawEngine(drips)], **SLOW_PROBES) as r:
+        got = await r.ask()
+        assert (got.status, got.body) == (400, body)
 
 
 @pytest.mark.parametrize("lines", ["one of 64 KiB", "10000"])

@@ -345,6 +345,55 @@ async def test_f175_events_without_text_behind_very_many_ids(rig: Floor) -> None
         assert (got.is_clean, got.text) == (True, "fine")
 
 
+async def test_f178_an_engine_counts_a_few_words_as_millions(rig: Floor) -> None:
+    usage = {"prompt_tokens": 100_000_000, "completion_tokens": 1, "total_tokens": 100_000_001}
+    told = b"data: %b\n\n" % orjson.dumps({"choices": [], "usage": usage})
+    wire = STREAM_HEAD + chunk(event("a") + told + DONE_EVENT) + LAST
+    may_end = asyncio.Event()
+
+    async def waits(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if r.attempts > 1:
+            writer.write(STREAM_HEAD + chunk(event("b")))
+            await may_end.wait()
+            writer.write(chunk(DONE_EVENT) + LAST)
+        else:
+            writer.write(wire)
+
+    async with rig([RawEngine(waits)], **SLOW_PROBES) as r:
+        mine = {"X-Session-ID": "s"}
+        assert (await r.ask("few words", headers=mine)).is_clean
+        again = asyncio.create_task(r.ask("few words, and more", headers=mine))
+        try:
+            await until(lambda: r.router.known.ledger.load("i0").decode_requests, "it runs")
+            assert r.router.known.ledger.load("i0").ongoing_tokens < 5000
+        finally:
+            may_end.set()
+        assert (await again).is_clean
+
+
+async def test_f179_what_a_stream_that_may_move_keeps(rig: Floor) -> None:
+    size = 150_000
+    begin = first("a", [1], prompt_token_ids=[7])
+    texts = [first("\N{GRINNING FACE}" + "a" * size, [2]) for _ in range(50)]
+    may_end = asyncio.Event()
+
+    async def says_much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await apart(writer, [STREAM_HEAD, chunk(begin), *map(chunk, texts)], 0)
+        await may_end.wait()
+        writer.write(chunk(DONE_EVENT) + LAST)
+
+    async with rig([RawEngine(says_much)], **MIGRATES, **SLOW_PROBES) as r:
+        memory = r.proxy.server.state.in_flight.trails
+        asked = asyncio.create_task(r.ask(stop=["\nUser:"]))
+        try:
+            await until(lambda: memory.taken_bytes > 25 * size, "it is counted")
+        finally:
+            may_end.set()
+        got = await asked
+        assert (got.is_clean, got.body.count(b"\n\n")) == (True, 52)
+        assert not memory.taken_bytes
+
+
 @pytest.mark.parametrize("behind", [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nfoo", b"\r\n"])
 async def test_f33_data_after_the_end(rig: Floor, behind: bytes) -> None:
     body = event("a") + DONE_EVENT
