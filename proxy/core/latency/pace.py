@@ -15,8 +15,8 @@ FIRST_STEP: Final = 0.5
 """A prefill with none before it waits for the running step to end: half a step on average."""
 Line = tuple[float, float]
 """The two coefficients of a line."""
-Numbers = tuple[int, Line, Line, float, tuple[float, float, float], bool]
-"""A `Pace` in the order of its arguments."""
+Numbers = list[float]
+"""A `Pace` in the order of its fields, as JSON has it."""
 
 
 class Pace:
@@ -58,15 +58,20 @@ class Pace:
 
     def numbers(self) -> Numbers:
         """All of it, for `of`."""
-        recent = self.recent, self.recent_s, self.recent_at_s
-        lines = (self.prefill_p, self.prefill_q), (self.step_p, self.step_q)
-        return self.budget, *lines, self.busy_until_s, recent, self.is_pending
+        return [
+            *(self.budget, self.prefill_p, self.prefill_q, self.step_p, self.step_q),
+            *(self.busy_until_s, self.recent, self.recent_s, self.recent_at_s),
+            int(self.is_pending),
+        ]
 
     @classmethod
     def of(cls, numbers: Numbers) -> Pace:
         """The pace of `numbers`."""
-        budget, prefill, step, busy_until_s, recent, is_pending = numbers
-        return cls(budget, prefill, step, busy_until_s, recent, is_pending=is_pending)
+        budget, p, q, step_p, step_q, busy_until_s, *recent, is_pending = numbers
+        count, seconds, at_s = recent
+        lines = (float(p), float(q)), (float(step_p), float(step_q))
+        since = float(count), float(seconds), float(at_s)
+        return cls(int(budget), *lines, float(busy_until_s), since, is_pending=bool(is_pending))
 
     def alone_s(self, new: int, context: int) -> float:
         """Time to compute `new` tokens after `context` cached ones, without running streams."""

@@ -34,9 +34,9 @@ def change(m: Latency, what: str, name: str, tokens: int, seconds: float, now_s:
 
 def is_now(m: Latency, name: str) -> bool:
     times = m.of(name)
+    lines = times.prefill.p, times.prefill.q, times.step.p, times.step.q
     recent = times.recent, times.recent_s, times.recent_at_s
-    lines = (times.prefill.p, times.prefill.q), (times.step.p, times.step.q)
-    now = times.budget, *lines, times.busy_until_s, recent, bool(times.pending)
+    now = [times.budget, *lines, times.busy_until_s, *recent, bool(times.pending)]
     return times.pace().numbers() == now
 
 
