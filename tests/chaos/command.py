@@ -128,7 +128,8 @@ class Command:
         left = inv.not_zero(text)
         holds("I1", not left, f"counters are not at zero: {left}")
         if has_log:
-            holds("I2", await self._agrees(), "log and metrics disagree")
+            log, metrics = inv.logged(self.records), inv.outcomes(await self.exposition())
+            holds("I2", log == metrics, f"log and metrics disagree: {log}, {metrics}")
             worst = max((r["retries"] for r in self.records), default=0)
             holds("I10", worst <= MAX_RETRIES, f"{worst} retries of one request")
         leaked = inv.hits([*SECRETS, ENGINE_SECRET], self.log, text, repr(self.records))

@@ -56,11 +56,12 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def site() -> Site:
+def site() -> Iterator[Site]:
     found = Site.below(ROOT / ".cache" / "vllm")
     if not (found.venv / ".installed").is_file() or not (found.model / ".made-by").is_file():
         pytest.fail("no engines: run this with `make test-vllm`")
-    return found
+    yield found
+    found.template.end()
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,13 @@ from tests.support.harness import until
 
 ENGINES = Path(__file__).parent / "engines"
 STARTER = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, sys.argv[1], "/bin/sleep", "600"])
-print(child.pid, flush=True)
+import sys, time
+from pathlib import Path
+from tests.real_vllm.engines.fleet import Template
+folder = Path(sys.argv[1])
+template = Template(sys.executable, ["timeit"], {})
+argv = ["timeit", "-n1", "-r1", "import time; print(7, flush=True); time.sleep(600)"]
+print(template.fork(argv, {}, folder, folder / "log").pid, flush=True)
 time.sleep(600)
 """
 
@@ -31,14 +35,14 @@ def test_an_engine_that_cannot_start_says_why(site: Site) -> None:
     assert not engine.is_alive
 
 
-def test_engines_end_with_whoever_started_them() -> None:
+def test_engines_end_with_whoever_started_them(tmp_path: Path) -> None:
     """Also when that is killed and tidies nothing up."""
-    command = [sys.executable, "-c", STARTER, str(ENGINES / "bound.py")]
+    command = [sys.executable, "-c", STARTER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None
         pid = int(starter.stdout.readline())
-        told = Path(f"/proc/{pid}/cmdline")
-        asyncio.run(until(lambda: told.read_bytes().startswith(b"/bin/sleep"), "it runs"))
+        log = tmp_path / "log"
+        asyncio.run(until(lambda: log.exists() and log.read_text() == "7\n", "it runs"))
         starter.kill()
         starter.wait()
         asyncio.run(until(lambda: not is_running(pid), "it has ended"))

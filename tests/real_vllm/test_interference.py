@@ -16,7 +16,6 @@ import orjson
 from tests.real_vllm.rig import COMPLETIONS, HEAVY, Pair, ask, ids
 from tests.support.harness import ServedProxy
 
-ROUNDS = 3
 INTRUDER_TOKENS = 24_000
 STREAM_TOKENS = 3000
 
@@ -32,23 +31,23 @@ async def test_offload_keeps_a_running_stream_going(
         options = HEAVY | {"offload_policy": policy, "hedge": False}
         async with mooncake.proxy(folder, **options) as proxy:
             await proxy.up()
-            gaps = [await _round(proxy, f"{policy}-{i}") for i in range(ROUNDS)]
-            records = await proxy.records(2 * ROUNDS)
+            gaps = await _gaps(proxy, policy)
+            records = await proxy.records(2)
             await proxy.at_rest()
         heavy = [r for r in records if r["isl_tokens"] == INTRUDER_TOKENS]
-        assert [r["route_class"] for r in heavy] == [expected] * ROUNDS
+        assert [r["route_class"] for r in heavy] == [expected]
         beside = [r["decode_instance"] for r in records if r not in heavy]
         assert [r["decode_instance"] for r in heavy] == beside
-        p99_s[policy] = sorted(_p99(g) for g in gaps)[ROUNDS // 2]
+        p99_s[policy] = sorted(gaps)[int(0.99 * (len(gaps) - 1))]
         await mooncake.at_rest()
     ratio = p99_s["never"] / p99_s["always"]
     figure(
         f"interference: the p99 gap of a stream beside a {INTRUDER_TOKENS}-token prompt is "
-        f"{ratio:.1f} times as long colocated as offloaded (median of {ROUNDS})"
+        f"{ratio:.1f} times as long colocated as offloaded"
     )
 
 
-async def _round(proxy: ServedProxy, name: str) -> list[float]:
+async def _gaps(proxy: ServedProxy, name: str) -> list[float]:
     """Gaps of the stream while the intruder waits for its answer, in seconds."""
     times: list[float] = []
     begun = asyncio.Event()
@@ -70,7 +69,3 @@ async def _round(proxy: ServedProxy, name: str) -> list[float]:
         assert answer.status == 200, answer.body
         end_s = time.monotonic()
     return [b - a for a, b in pairwise(times) if a < end_s and b > start_s]
-
-
-def _p99(values: list[float]) -> float:
-    return sorted(values)[int(0.99 * (len(values) - 1))]

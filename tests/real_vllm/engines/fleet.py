@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import http.client
 import os
+import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,9 +29,76 @@ KV_BYTES_PER_TOKEN = 256
 ABORT_S = 15
 """How long a broken hand-over keeps blocks pinned; vLLM's own default is 480 s."""
 READY_S = 400.0
-"""Two at once take 20 s on an idle machine, a minute and more on a busy one."""
+"""The first takes 20 s on an idle machine, of which 3 s are its own; a busy one takes longer."""
 STOP_S = 20.0
+PROGRAM = (
+    "vllm.entrypoints.cli.main",
+    "vllm.entrypoints.cli.serve",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+)
+"""What an engine runs, and what it imports later on."""
 _TAKEN = "Address already in use"
+
+
+class Forked:
+    """One process that a template has forked; it leads its session and its process group."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._descriptor = -1
+
+    def has_ended(self, wait_s: float = 0.0) -> bool:
+        """Whether it is over, now or within this time."""
+        if self._descriptor >= 0 and select.select([self._descriptor], [], [], wait_s)[0]:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        return self._descriptor < 0
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all of its group; that they are over is no error."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+class Template:
+    """A process that has imported a program, and becomes one for each `fork`; see template.py.
+
+    It starts with the first fork. `env`: what modules find that read it while they are imported.
+    """
+
+    def __init__(self, python: Path | str, modules: Sequence[str], env: Mapping[str, str]) -> None:
+        self._command = [str(python), str(HERE / "template.py"), *modules]
+        self._env = env
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def fork(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path) -> Forked:
+        """Start the program with these arguments, in this environment and folder."""
+        if self._process is None:
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(
+                self._command, stdin=pipe, stdout=pipe, env=self._env, cwd=cwd
+            )
+        told, answers = self._process.stdin, self._process.stdout
+        assert told is not None
+        assert answers is not None
+        asked = {"argv": argv, "env": env, "cwd": str(cwd), "log": str(log)}
+        told.write(orjson.dumps(asked) + b"\n")
+        told.flush()
+        if not (answer := answers.readline()):
+            raise EngineError(f"{' '.join(self._command)} ended: its last lines are above")
+        return Forked(int(answer))
+
+    def end(self) -> None:
+        """End it; what it has forked and still runs ends with it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +108,14 @@ class Site:
     venv: Path
     model: Path
     run: Path
+    template: Template
 
     @classmethod
     def below(cls, cache: Path) -> Site:
         """The layout of `.cache/vllm`, made by `make test-vllm`."""
-        return cls(cache / "venv", cache / "model", cache / "run")
+        venv, run = cache / "venv", cache / "run"
+        template = Template(venv / "bin" / "python", PROGRAM, environment(run))
+        return cls(venv, cache / "model", run, template)
 
     @property
     def shared_kv(self) -> Path:
@@ -119,7 +189,7 @@ class Engine:
         self.port, self.side_port = free_ports(2)
         self._site, self._kind, self._flags = site, kinds(site)[kind], flags
         self._env = env or {}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
         self._since_s = 0.0
 
     @property
@@ -146,23 +216,14 @@ class Engine:
     @property
     def is_alive(self) -> bool:
         """Whether the process runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not self._process.has_ended()
 
     def start(self) -> None:
         """Begin; `wait` says when it serves."""
         work = self._site.run / "cwd"  # vLLM imports what lies where it runs
         work.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(HERE / "bound.py"), *self._command()]
-        with self.log.open("wb") as sink:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                cwd=work,
-                env=self._environment(),
-                start_new_session=True,  # Ctrl-C reaches the tests, which stop it in order
-            )
+        template = self._site.template
+        self._process = template.fork(self._command(), self._environment(), work, self.log)
         self._since_s = time.monotonic()
 
     def wait(self) -> None:
@@ -196,17 +257,16 @@ class Engine:
     def kill(self) -> None:
         """A crash: nothing is answered, nothing tidied up."""
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self._process.wait()
+            self._process.signal(signal.SIGKILL)
+            self._process.has_ended(STOP_S)
 
     def stop(self) -> None:
         """SIGTERM; then SIGKILL for whatever is left of it."""
         if self._process is None:
             return
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_S)
+        if self.is_alive:
+            os.kill(self.pid, signal.SIGTERM)
+            self._process.has_ended(STOP_S)
         self.kill()
         self._process = None
 
@@ -230,7 +290,7 @@ class Engine:
         return bool(orjson.loads(_get(self.bootstrap_url, "/query") or b"{}"))
 
     def _command(self) -> list[str]:
-        command = [str(self._site.venv / "bin" / "vllm"), "serve", str(self._site.model)]
+        command = ["vllm", "serve", str(self._site.model)]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", MODEL]
         command += ["--max-model-len", "32768", "--max-num-seqs", "16", "--enforce-eager"]
         command += ["--block-size", str(BLOCK_TOKENS), "--distributed-executor-backend", "uni"]
@@ -245,21 +305,26 @@ class Engine:
         return [*command, *self._flags]
 
     def _environment(self) -> dict[str, str]:
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON"))}
-        env |= {
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_HOST_IP": "127.0.0.1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else the CPU platform adds a worker process
-            "OMP_NUM_THREADS": "1",
-            "PYTHONHASHSEED": "0",
-            "XDG_CACHE_HOME": str(self._site.run / "home"),
-            "XDG_CONFIG_HOME": str(self._site.run / "home"),
-        }
+        env = environment(self._site.run)
         if self._kind.side_port is not None:
             env[self._kind.side_port] = str(self.side_port)
         return {**env, **self._kind.env, **self._env}
+
+
+def environment(run: Path) -> dict[str, str]:
+    """What all engines find; PYTHONHASHSEED and OMP_NUM_THREADS count while they are imported."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON"))}
+    return env | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else the CPU platform adds a worker process
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        "XDG_CACHE_HOME": str(run / "home"),
+        "XDG_CONFIG_HOME": str(run / "home"),
+    }
 
 
 @contextmanager
