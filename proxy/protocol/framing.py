@@ -14,6 +14,10 @@ from proxy.protocol.memo import Memo
 LINE_BYTES = 256
 """A longer chunk size line, extensions included, is refused; a trailer line may have 8 KiB."""
 TRAILER_BYTES = 8192
+SMALL_CHUNKS, CHUNK_BYTES = 2048, 64
+"""Chunks that may be small: a chunk takes the time of CHUNK_BYTES or more of body. Beyond this
+number a body's chunks are on average longer than their size lines by CHUNK_BYTES."""
+MOST_SPARE = SMALL_CHUNKS * CHUNK_BYTES
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
 _TRAILER_LINE = re.compile(rb"[!#-'*+.^-z|~0-9A-Z-]+:[^\r\n\0]*\r\n")
 _SIZES: Memo[bytes, int] = Memo(4096)
@@ -24,6 +28,10 @@ _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
 
 class FramingError(Exception):
     """The bytes do not follow this framing."""
+
+
+class SmallChunksError(FramingError):
+    """Too many chunks for their bytes."""
 
 
 def wrap(data: bytes) -> bytes:
@@ -73,12 +81,14 @@ class Chunked:
     """A chunked body, which may be cut anywhere. Raises FramingError if it is not chunked.
 
     `is_whole`: the last piece was whole chunks, none of them the last one. `is_done`: the empty
-    line after the last chunk has come; it ends at `end` of that piece.
+    line after the last chunk has come; it ends at `end` of that piece. `spare`: bytes by which its
+    chunks may still be too small, all together; SmallChunksError beyond.
     """
 
-    __slots__ = ("_left", "_line", "_state", "end", "is_done", "is_whole")
+    __slots__ = ("_left", "_line", "_state", "end", "is_done", "is_whole", "spare")
 
-    def __init__(self) -> None:
+    def __init__(self, spare: int = MOST_SPARE) -> None:
+        self.spare = spare
         self.is_done = self.is_whole = False
         self.end = 0
         self._state = _SIZE
@@ -98,21 +108,50 @@ class Chunked:
         return self._walk(data)
 
     def _walk(self, data: bytes) -> bytes:
-        body = []
+        body: list[bytes] = []
         at, size = 0, len(data)
         begins_whole = self._is_between
         while at < size and not self.is_done:
+            if self._state == _SIZE and not self._line:
+                at = self._take_chunks(data, at, body)
             if self._state == _DATA:
                 piece = data[at : at + self._left]
                 body.append(piece)
                 at += len(piece)
                 self._left -= len(piece)
                 self._state = _DATA if self._left else _DATA_END
-            else:
+            elif at < size:
                 at = self._take_line(data, at)
         self.end = at
         self.is_whole = begins_whole and self._is_between
         return body[0] if len(body) == 1 else b"".join(body)
+
+    def _take_chunks(self, data: bytes, at: int, body: list[bytes]) -> int:
+        """Append the chunks that are there to their ends; where the next one begins.
+
+        The last chunk and whatever is odd is left to `_take_line`.
+        """
+        spare = self.spare
+        while match := _SIZE_LINE.match(data, at):
+            start = match.end()
+            left = int(match[1], 16)
+            end = start + left
+            if not left or start - at > LINE_BYTES or not data.startswith(b"\r\n", end):
+                break
+            if not at and end + 2 == len(data) and start == len(match[1]) + 2:
+                _SIZES.keep(match[1], left)
+            body.append(data[start:end])
+            spare = min(spare + left - (start - at) - CHUNK_BYTES, MOST_SPARE)
+            at = end + 2
+            if spare < 0:
+                break
+        self.spare = spare
+        self._check_spare()
+        return at
+
+    def _check_spare(self) -> None:
+        if self.spare < 0:
+            raise SmallChunksError("many chunks of few bytes")
 
     @property
     def _is_between(self) -> bool:
@@ -151,8 +190,8 @@ class Chunked:
             self._state = _TRAILER
             return
         self._state = _DATA
-        if len(line) == len(match[1]) + 2:
-            _SIZES.keep(match[1], self._left)
+        self.spare = min(self.spare + self._left - len(line) - CHUNK_BYTES, MOST_SPARE)
+        self._check_spare()
 
     def _check_trailer(self, line: bytes) -> None:
         self._left += len(line)

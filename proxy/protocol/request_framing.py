@@ -11,14 +11,13 @@ import re
 from enum import StrEnum
 from ipaddress import IPv6Address
 
-from proxy.protocol.framing import Chunked, FramingError
+from proxy.protocol.framing import CHUNK_BYTES, MOST_SPARE, Chunked
 
 HEAD_BYTES = 65536
 """A longer head is refused."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-SMALL_CHUNKS, CHUNK_BYTES = 4096, 64
-"""Chunks allowed: SMALL_CHUNKS, plus one for each CHUNK_BYTES of body. A chunk costs as much as 1
-KiB of body."""
+MORE_CHUNKS = 16
+"""Small chunks that each request may have beside SMALL_CHUNKS of its connection."""
 _TARGET = re.compile(r"/[!\"$-\[\]-~]*")
 _NAME = re.compile(r"([A-Za-z0-9._~-]+|\[([0-9A-Fa-f:.]{2,45})\])?(?::([0-9]{0,5}))?")
 _END = b"\r\n\r\n"
@@ -80,31 +79,6 @@ def is_line(head: bytes, start: int = 0) -> bool:
     return head.count(b" ", start, head.find(b"\r\n", start)) == 2
 
 
-class SmallChunksError(FramingError):
-    """Too many chunks for their bytes."""
-
-
-class ClientChunks(Chunked):
-    """A client's chunked body: like an answer's, with a limit on the number of chunks."""
-
-    __slots__ = ("_chunks", "_size")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._chunks = self._size = 0
-
-    def _begin(self, line: bytes) -> None:
-        super()._begin(line)
-        self._chunks += 1
-        self._size += self._left
-        if self._chunks > SMALL_CHUNKS + self._size // CHUNK_BYTES:
-            raise SmallChunksError("many chunks of few bytes")
-
-    def feed(self, data: bytes) -> bytes:
-        """The body's bytes in this piece."""
-        return self._walk(data)
-
-
 class RequestFraming:
     """Finds where messages begin and end in a connection's bytes.
 
@@ -112,13 +86,14 @@ class RequestFraming:
     its framing. `left`: bytes of a body of known length that are still to come.
     """
 
-    __slots__ = ("_chunks", "left", "pending")
+    __slots__ = ("_chunks", "_spare", "left", "pending")
 
     def __init__(self) -> None:
         self.left = 0
         self.pending = bytearray()
         """Bytes from the beginning of a message whose head `head` has not returned yet."""
-        self._chunks: ClientChunks | None = None
+        self._chunks: Chunked | None = None
+        self._spare = MOST_SPARE
 
     @property
     def is_between(self) -> bool:
@@ -149,6 +124,7 @@ class RequestFraming:
             if not chunks.is_done:
                 return
             data = data[chunks.end :]
+            self._spare = chunks.spare
             self._chunks = None
         elif self.left:
             here = min(self.left, len(data))
@@ -175,6 +151,7 @@ class RequestFraming:
         data = bytes(self.pending)
         self.pending.clear()
         if length is None:
-            self._chunks = ClientChunks()
+            earned = self._spare + MORE_CHUNKS * CHUNK_BYTES
+            self._chunks = Chunked(min(earned, MOST_SPARE))
         self.left = length or 0
         self.feed(data)

@@ -29,20 +29,21 @@ from proxy.net.server.refusals import NO_FAULT, RefusalLog, RefusedError, refusa
 from proxy.net.server.request_loop import SerialHandler
 from proxy.protocol.endpoints import OFFLOADABLE
 from proxy.protocol.errors import ProxyError
-from proxy.protocol.framing import FramingError
+from proxy.protocol.framing import FramingError, SmallChunksError
 from proxy.protocol.memo import Memo
 from proxy.protocol.request_framing import (
     HEAD_BYTES,
     METHODS,
     Refusal,
     RequestFraming,
-    SmallChunksError,
     is_authority,
     is_line,
     is_target,
 )
 
 QUEUED_MAX = 8
+SLICE_BYTES, SLICE_LINES = 16384, 1024
+"""A longer read of more lines, which are many small chunks or heads, is parsed in slices."""
 """Requests that may wait behind the one in service; more abort the connection. From 32 on aiohttp
 would stop reading and not see the client leave."""
 LONG_READ_BYTES, LONG_READS = 131072, 3
@@ -116,10 +117,18 @@ class ClientConnection(SerialHandler):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client; none if a paused parser is to go on."""
-        if self._is_broken:
-            return
         if self._is_silent or len(data) >= LONG_READ_BYTES:
             self._note_read(data)
+        if len(data) > SLICE_BYTES and data.count(b"\n") > SLICE_LINES:
+            # The parser takes all that it gets before the framing is asked whether it goes on.
+            for at in range(0, len(data), SLICE_BYTES):
+                self._receive(data[at : at + SLICE_BYTES])
+        else:
+            self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
+        if self._is_broken:
+            return
         before, bounds = self.request_count, self._bounds
         super().data_received(data)
         new = self.request_count - before

@@ -21,8 +21,8 @@ from proxy.protocol.framing import FramingError, UntilClose
 from proxy.protocol.memo import Memo
 from proxy.protocol.streams.sse import FastPath
 
-HEAD_BYTES = 65536
-"""A longer head is refused; informational heads before it are counted in."""
+HEAD_BYTES, HEAD_LINES = 65536, 256
+"""A longer head is refused; informational heads before it are counted in its bytes."""
 READ_BYTES = 65536
 """Most bytes of one read."""
 JOIN_BYTES = 32768
@@ -343,6 +343,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 def _parsed(head: bytes) -> Head:
     """Parse a head with llhttp; raises FramingError or HttpParserError."""
     seen = _Reader()
+    if head.count(b"\n") > HEAD_LINES:
+        raise FramingError("the answer's head has too many lines")
     parser = HttpResponseParser(seen)
     try:
         parser.feed_data(head)

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocol.framing import Chunked, FramingError, Length, UntilClose, wrap
+from proxy.protocol.framing import (
+    SMALL_CHUNKS,
+    Chunked,
+    FramingError,
+    Length,
+    SmallChunksError,
+    UntilClose,
+    wrap,
+)
 
 END = b"0\r\n\r\n"
 TRAILED = b"000;last\r\nX-Sum: 1\r\nY: \r\n\r\n"
@@ -118,3 +126,23 @@ def test_a_size_line_seen_before_is_still_checked() -> None:
     for bad in (b"3\rXabc\r\n", b"3\r\nabcXX", b"3\rabc\r\n\r\n"):
         with pytest.raises(FramingError):
             Chunked().feed(bad)
+
+
+@pytest.mark.parametrize("size", [4, 7 * 6, SMALL_CHUNKS * 7])
+def test_small_chunks_have_an_end_in_any_segmentation(size: int) -> None:
+    """But for pieces of one chunk: each is a read, which costs its sender as much."""
+    wire, framing = b"1\r\na\r\n" * SMALL_CHUNKS * 2, Chunked()
+    pieces = [wire[at : at + size] for at in range(0, len(wire), size)]
+    few = len(wire) // 3 // size
+    assert b"".join(map(framing.feed, pieces[:few])).strip(b"a") == b""
+    with pytest.raises(SmallChunksError):
+        list(map(framing.feed, pieces[few:]))
+
+
+def test_larger_chunks_make_up_for_small_ones() -> None:
+    framing = Chunked()
+    for _ in range(3):
+        framing.feed(b"1\r\na\r\n" * (SMALL_CHUNKS - SMALL_CHUNKS // 16))
+        framing.feed(wrap(b"a" * (1 << 20)) * 2)
+    framing.feed(END)
+    assert framing.is_done

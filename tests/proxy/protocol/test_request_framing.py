@@ -8,17 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocol.framing import FramingError, wrap
-from proxy.protocol.request_framing import (
+from proxy.protocol.framing import (
+    CHUNK_BYTES,
     SMALL_CHUNKS,
-    ClientChunks,
-    RequestFraming,
+    FramingError,
     SmallChunksError,
+    wrap,
+)
+from proxy.protocol.request_framing import (
+    MORE_CHUNKS,
+    RequestFraming,
     is_authority,
     is_line,
     is_target,
 )
 
+LAST = b"0\r\n\r\n"
 BODIES = st.binary(max_size=40)
 HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -61,18 +66,32 @@ def test_any_bytes_are_followed_or_refused(pieces, length):
     assert bounds.left >= 0
 
 
-def test_a_body_of_tiny_chunks_has_an_end():
-    chunks = ClientChunks()
+def asked(bounds: RequestFraming, body: bytes) -> None:
+    """A chunked request has come."""
+    bounds.feed(HEAD + body)
+    assert bounds.head() == HEAD
+    bounds.body(None)
+
+
+def test_chunks_of_a_connection_are_counted_over_its_requests() -> None:
+    third = b"1\r\na\r\n" * (SMALL_CHUNKS // 3) + LAST
+    bounds = RequestFraming()
+    asked(bounds, third)
+    asked(bounds, third)
     with pytest.raises(SmallChunksError):
-        chunks.feed(b"1\r\na\r\n" * SMALL_CHUNKS * 2)
+        asked(bounds, third)
 
 
-def test_large_chunks_have_no_such_end():
-    chunks = ClientChunks()
-    for _ in range(SMALL_CHUNKS * 3):
-        chunks.feed(wrap(b"a" * 64))
-    chunks.feed(b"0\r\n\r\n")
-    assert chunks.is_done
+def test_large_chunks_have_no_such_end() -> None:
+    bounds = RequestFraming()
+    asked(bounds, wrap(b"a" * (CHUNK_BYTES + len(b"80\r\n"))) * SMALL_CHUNKS * 3 + LAST)
+    assert bounds.is_between
+
+
+def test_a_connection_may_have_any_number_of_requests_in_a_few_chunks() -> None:
+    bounds = RequestFraming()
+    for _ in range(SMALL_CHUNKS):
+        asked(bounds, wrap(b"a") * (MORE_CHUNKS - 1) + LAST)
 
 
 @given(st.text(max_size=20) | st.text("a1.:[]-", max_size=12))

@@ -17,11 +17,13 @@ from pathlib import Path
 
 import orjson
 import pytest
+from aiohttp import web
 
 from proxy.cli import NO_PARSER
 from proxy.net.server import connection as server_connection
 from proxy.net.server.refusals import RefusalLog
 from proxy.net.server.request_loop import SerialHandler
+from proxy.protocol.framing import SMALL_CHUNKS
 from proxy.protocol.request_framing import Refusal
 from proxy.telemetry.log import LOG_EVERY_S
 from tests.proxy.request.test_client_request import post, raw
@@ -219,6 +221,31 @@ async def test_a_million_chunks_of_one_byte_cost_little(tmp_path: Path) -> None:
                 assert proxy.metric("client_errors_total", reason=Refusal.CHUNKS) == 1
                 await proxy.at_rest()
                 assert not engine.posts
+
+
+async def test_what_is_behind_many_small_chunks_is_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it came in the same read; nor is more of them than tells that there are too many."""
+    parsed: list[int] = []
+    received = web.RequestHandler.data_received
+
+    def parse(connection: web.RequestHandler, data: bytes) -> None:
+        parsed.append(len(data))
+        received(connection, data)
+
+    monkeypatch.setattr(web.RequestHandler, "data_received", parse)
+    async with RawEngine(FINE) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
+            before = sum(parsed)
+            async with connect(proxy) as (reader, writer):
+                writer.write((CHUNKED + b"1\r\n \r\n" * SMALL_CHUNKS * 2 + LAST) * 8)
+                async with asyncio.timeout(WAIT_S):
+                    assert b" 400 " in await reader.readuntil(b"\r\n")
+                await proxy.at_rest()
+            assert not engine.posts
+    most = len(b"1\r\n \r\n") * SMALL_CHUNKS + server_connection.SLICE_BYTES + 200
+    assert sum(parsed) - before <= most
 
 
 async def test_a_giant_body_leaves_others_their_turns(

@@ -13,9 +13,10 @@ import pytest
 from proxy.core.types import FailureKind, Instance
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import Upstream
-from proxy.net.upstream.connection import HEAD_BYTES, SLICE_BYTES
+from proxy.net.upstream.connection import HEAD_BYTES, HEAD_LINES, SLICE_BYTES
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.framing import SMALL_CHUNKS
 from tests.support.harness import (
     WAIT_S,
     let_out,
@@ -100,7 +101,9 @@ async def test_head_has_no_body_and_no_second_use() -> None:
         b"HTTP/1.1 200 OK\r\nA: " + b"b" * HEAD_BYTES,
         b"HTTP/1.1 200 OK\r\nA: " + b"b" * HEAD_BYTES + b"\r\n\r\n",
         b"HTTP/1.1 103 Early\r\nA: b\r\n\r\n" * 5000,
+        b"HTTP/1.1 200 OK\r\n" + b"b:\r\n" * HEAD_LINES + b"Content-Length: 0\r\n\r\n",
         chunked(end=b"zz\r\n"),
+        chunked(*[b" "] * 2 * SMALL_CHUNKS),
     ],
 )
 async def test_garbage_is_malformed(answer: bytes) -> None:
