@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from proxy.state.uploads import WAIT_S
 from tests.chaos import invariants as inv
 from tests.chaos.client import Got, exchange, request
 from tests.chaos.invariants import holds
@@ -123,7 +124,7 @@ class Command:
             return not has_log or await self._agrees()
 
         with contextlib.suppress(AssertionError):
-            await until(is_at_rest, limit_s=10.0)
+            await until(is_at_rest, limit_s=2 * WAIT_S)  # a client that left may wait so
         text = await self.exposition()
         left = inv.not_zero(text)
         holds("I1", not left, f"counters are not at zero: {left}")
