@@ -141,7 +141,7 @@ async def test_f07_the_head_drips(rig: Floor) -> None:
 
 async def test_f180_a_refusal_in_very_many_pieces(rig: Floor) -> None:
     head = b"HTTP/1.1 400 Bad\r\nContent-Type: application/json\r\n"
-    body = orjson.dumps({"error": {"message": "x" * 3000, "type": "bad"}})
+    body = orjson.dumps({"error": {"message": "x" * 1500, "type": "bad"}})
     pieces = [head + b"Transfer-Encoding: chunked\r\n\r\n"]
     for letter in body:
         pieces += [b"1\r", b"\n", bytes([letter]) + b"\r\n"]
@@ -152,6 +152,13 @@ async def test_f180_a_refusal_in_very_many_pieces(rig: Floor) -> None:
     async with rig([RawEngine(drips)], **SLOW_PROBES) as r:
         got = await r.ask()
         assert (got.status, got.body) == (400, body)
+
+
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
+async def test_f181_an_answer_without_end_in_chunks_of_a_byte(rig: Floor, kind: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % kind
+    small = b"".join(chunk(bytes([byte])) for byte in b":\n\n" * 100_000)
+    assert await bad_answer(rig, says(head + small)) == MALFORMED
 
 
 @pytest.mark.parametrize("lines", ["one of 64 KiB", "10000"])

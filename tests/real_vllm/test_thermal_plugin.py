@@ -23,6 +23,8 @@ AUTH = {"Authorization": f"Bearer {TOKEN}"}
 REQUESTS, CAP = 8, 2
 OUTPUT_TOKENS = 800
 """Enough to be running still when eight have begun and two go on alone."""
+POLICY_TOKENS = 3000
+"""Enough to be running while a policy reads three temperatures."""
 WAIT_S = 120.0
 ATTEMPTS = 5
 STEPS = 2
@@ -328,11 +330,12 @@ async def test_a_policy_in_the_engine_caps_it_by_temperature(engines: tuple[Engi
     async with aiohttp.ClientSession() as http:
         rig = Capped(http, [hot.engine])
         want = await asyncio.gather(
-            *(rig.generate(p, "cool", max_tokens=6000) for p in PROMPTS[:4])
+            *(rig.generate(p, "cool", max_tokens=POLICY_TOKENS) for p in PROMPTS[:4])
         )
         async with asyncio.TaskGroup() as group:
             found = [
-                group.create_task(rig.generate(p, "hot", max_tokens=6000)) for p in PROMPTS[:4]
+                group.create_task(rig.generate(p, "hot", max_tokens=POLICY_TOKENS))
+                for p in PROMPTS[:4]
             ]
             await rig.runs(4)
             status = await reads(89.0)
