@@ -314,32 +314,43 @@ class Joint:
     `holds`, what has come may be the rest of one.
     """
 
-    __slots__ = ("_begun", "_seen", "holds", "stop")
+    __slots__ = ("_begins", "_joint", "_seen", "holds", "stop")
 
     def __init__(self, stops: list[str], said: str) -> None:
         self._seen = said
-        self._begun = [
-            (stop, start)
-            for stop in stops
-            for start in range(max(0, len(said) - len(stop) + 1), len(said))
-            if stop.startswith(said[start:])
-        ]
+        self._joint = len(said)
+        # Of each stop its first place whose text may still become it. A place that text has refuted
+        # stays refuted, so each is left once, however often the text repeats itself.
+        self._begins = [(stop, max(0, self._joint - len(stop) + 1)) for stop in stops]
         self.stop = ""
-        self.holds = bool(self._begun)
+        self.holds = True
+        self._look()
 
     def take(self, text: str) -> None:
         """More of the instance's text has come."""
-        if not self.holds:
-            return
-        self._seen += text
-        seen, begun = self._seen, self._begun
-        for stop, start in begun:
-            if seen.startswith(stop, start):
+        if self.holds and text:
+            self._seen += text
+            self._look()
+
+    def _look(self) -> None:
+        """Find a stop that is whole, and for each other one its next place."""
+        left: list[tuple[str, int]] = []
+        for stop, start in self._begins:
+            at = self._next(stop, start)
+            if at + len(stop) <= len(self._seen) and at < self._joint:
                 self.stop = stop
                 break
-        # Few are left after the first characters, however many there were.
-        self._begun = [one for one in begun if one[0].startswith(seen[one[1] :])]
-        self.holds = bool(self._begun) and not self.stop
+            if at < self._joint:
+                left.append((stop, at))
+        self._begins = left
+        self.holds = bool(left) and not self.stop
+
+    def _next(self, stop: str, start: int) -> int:
+        """The first place from `start` where the text is a stop, or its beginning up to the end."""
+        seen, size = self._seen, len(stop)
+        while start < self._joint and not stop.startswith(seen[start : start + size]):
+            start += 1
+        return start
 
 
 class LaterLeg:

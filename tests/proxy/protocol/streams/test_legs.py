@@ -349,15 +349,52 @@ def test_what_is_held_at_the_joint_is_bounded() -> None:
     assert got == b""
 
 
-def test_few_stop_strings_are_looked_for_behind_the_first_characters() -> None:
-    before = "ab" * 127
-    stops = [before[n:] + f"{n}" * 20 for n in range(32)]
+@pytest.mark.parametrize("before", ["a" * 255, "ab" * 127 + "a", "a" * 127 + "b" + "a" * 127])
+@pytest.mark.parametrize("size", [1, 400])
+def test_a_beginning_of_a_stop_string_is_left_once(before: str, size: int) -> None:
+    """However often the text repeats itself: per stop a look for each place, and for each piece."""
+    stops = [before + chr(0x4E00 + n) for n in range(32)]
+    pieces = [(before + before)[:size]] * (300 // size + 1)
+    calls = calls_of(partial(_taken, stops, before, pieces))
+    assert calls <= len(stops) * (len(before) + 6 * len(pieces)) + 1000
+
+
+def _taken(stops: list[str], before: str, pieces: list[str]) -> Joint:
     joint = Joint(stops, before)
+    for piece in pieces:
+        joint.take(piece)
+    return joint
+
+
+def test_pieces_without_text_are_not_looked_at() -> None:
+    joint = Joint(["a" * 255 + "b"] * 32, "a" * 255)
     assert joint.holds
-    joint.take("7")
-    assert len(joint._begun) == 1
-    joint.take("7" * 19)
-    assert joint.stop == stops[7]
+    assert calls_of(partial(joint.take, "")) <= 2
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=9), min_size=1, max_size=4),
+    st.text("ab", max_size=12),
+    st.lists(st.text("ab", max_size=5), max_size=8),
+)
+def test_a_joint_answers_as_if_each_beginning_was_tried(
+    stops: list[str], before: str, pieces: list[str]
+) -> None:
+    """What it found, and whether more may follow, after each piece."""
+    joint, seen, stop = Joint(stops, before), before, ""
+    begun = [
+        (one, start)
+        for one in stops
+        for start in range(len(before))
+        if start + len(one) > len(before)
+    ]
+    for piece in ["", *pieces]:
+        joint.take(piece)
+        seen += piece
+        whole = [one for one, start in begun if seen.startswith(one, start)]
+        stop = stop or next(iter(whole), "")
+        may_go_on = any(one.startswith(seen[start:]) for one, start in begun)
+        assert (joint.stop, joint.holds) == (stop, may_go_on and not stop)
 
 
 def test_usage_of_a_stream_that_ends_at_the_joint() -> None:
