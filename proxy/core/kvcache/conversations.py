@@ -78,15 +78,27 @@ class Found:
 NOBODY: Final = Found(None)
 
 
+class Theirs:
+    """One tenant's requests that may become sessions. `count`: of them, under whatever evidence."""
+
+    __slots__ = ("by_evidence", "count", "tenant")
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.by_evidence: OrderedDict[Evidence, list[Stay]] = OrderedDict()
+        self.count = 0
+
+
 class Begun:
     """Requests that may become sessions, by the hashes that would show it.
 
-    A tenant that fills it loses its own oldest ones, once it has more than its share.
+    A tenant that fills it loses its own oldest ones, once it has more than its share. Shares are of
+    the requests, as the bound is: many may have one hash.
     """
 
     def __init__(self, most: int, ttl_s: float) -> None:
         self._most, self._ttl_s = most, ttl_s
-        self._of: dict[str, OrderedDict[Evidence, list[Stay]]] = {}
+        self._of: dict[str, Theirs] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -97,8 +109,8 @@ class Begun:
 
         Of those whose KV may be there: not forgotten, not expired, not lost.
         """
-        entries = self._of.get(tenant)
-        stays = entries.get(evidence) if entries is not None else None
+        theirs = self._of.get(tenant)
+        stays = theirs.by_evidence.get(evidence) if theirs is not None else None
         if stays is None:
             return None
         running: Stay | None = None
@@ -112,44 +124,51 @@ class Begun:
 
     def add(self, tenant: str, evidence: Evidence, stay: Stay, now_s: float) -> None:
         """Remember a placed request that this would show to be a session's."""
-        entries = self._of.get(tenant)
-        if entries is None:
-            entries = self._of[tenant] = OrderedDict()
+        theirs = self._of.get(tenant)
+        if theirs is None:
+            theirs = self._of[tenant] = Theirs(tenant)
+        entries = theirs.by_evidence
         stays = entries.get(evidence)
         if stays is None:
             entries[evidence] = [stay]
         else:
             entries.move_to_end(evidence)
-            if len(stays) == MOST_ALIKE:
-                del stays[0]
-                self._count -= 1
             stays.append(stay)
-        self._count += 1
+        self._counted(theirs, 1)
+        if stays is not None and len(stays) > MOST_ALIKE:
+            del stays[0]
+            self._counted(theirs, -1)
         while entries and now_s - next(iter(entries.values()))[-1].used_s > self._ttl_s:
-            self._evict(entries)
+            self._evict(theirs)
         while self._count > self._most:
-            if len(entries) * len(self._of) < self._most:
-                entries = max(self._of.values(), key=len)
-            self._evict(entries)
-        if not self._of[tenant]:
-            del self._of[tenant]
+            if theirs.count * len(self._of) < self._most:
+                theirs = max(self._of.values(), key=_count)
+            self._evict(theirs)
 
     def remove(self, tenant: str, evidence: Evidence, stay: Stay) -> None:
         """Remove a recognised request; the others under this evidence stay."""
-        entries = self._of.get(tenant)
-        stays = entries.get(evidence) if entries is not None else None
-        if entries is None or stays is None or stay not in stays:
+        theirs = self._of.get(tenant)
+        stays = theirs.by_evidence.get(evidence) if theirs is not None else None
+        if theirs is None or stays is None or stay not in stays:
             return
         stays.remove(stay)
-        self._count -= 1
+        self._counted(theirs, -1)
         if not stays:
-            del entries[evidence]
-            if not entries:
-                del self._of[tenant]
+            del theirs.by_evidence[evidence]
 
-    def _evict(self, entries: OrderedDict[Evidence, list[Stay]]) -> None:
-        _evidence, stays = entries.popitem(last=False)
-        self._count -= len(stays)
+    def _evict(self, theirs: Theirs) -> None:
+        _evidence, stays = theirs.by_evidence.popitem(last=False)
+        self._counted(theirs, -len(stays))
+
+    def _counted(self, theirs: Theirs, more: int) -> None:
+        theirs.count += more
+        self._count += more
+        if not theirs.count:
+            del self._of[theirs.tenant]
+
+
+def _count(theirs: Theirs) -> int:
+    return theirs.count
 
 
 class Conversations:

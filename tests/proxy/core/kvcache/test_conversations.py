@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.kvcache.conversations import MOST_ALIKE, MOST_BESIDE, Conversations
+from proxy.core.kvcache.conversations import MOST_ALIKE, MOST_BESIDE, Begun, Conversations
 from proxy.core.kvcache.sessions import Sessions, Stay
 from proxy.core.types import RequestFacts
 from tests.support.caches import Caches
@@ -415,6 +415,18 @@ class TestBounds:
             fleet.serve(asks([f"once {n}"], tenant="loud"))
         assert fleet.serve(asks(["quiet", "on"], tenant="quiet")) == ("a", 1)
 
+    def test_a_tenant_that_repeats_itself_loses_its_own(self) -> None:
+        """Of few prompts, each many times."""
+        fleet = Fleet()
+        for n in range(100):
+            for _ in range(MOST_ALIKE):
+                fleet.serve(asks([f"loud {n}"], tenant="loud"))
+        quiet = [[f"quiet {n}"] for n in range(MOST // 2)]
+        for said in quiet:
+            fleet.serve(asks(said, tenant="quiet"))
+        turns = [fleet.serve(asks([*said, "on"], tenant="quiet")) for said in quiet]
+        assert turns == [("a", 1)] * len(quiet)
+
     def test_what_is_too_old_leaves(self) -> None:
         fleet = Fleet()
         for n in range(20):
@@ -422,6 +434,37 @@ class TestBounds:
         fleet.now_s = TTL_S + 1
         fleet.serve(asks(["late"]))
         assert len(fleet.known.begun) == 1
+
+
+@settings(max_examples=examples(300))
+@given(
+    st.integers(1, 24),
+    st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 4), st.booleans()), max_size=80),
+)
+def test_only_who_has_a_share_of_what_has_begun_loses_some_to_another(
+    most: int, asked: list[tuple[str, int, bool]]
+) -> None:
+    """And nobody is counted who has nothing there."""
+    begun, at, kept = Begun(most, TTL_S), Caches(), dict.fromkeys("xyz", 0)
+    for tenant, evidence, is_shown in asked:
+        if is_shown and (first := begun.first(tenant, evidence, 0.0)) is not None:
+            begun.remove(tenant, evidence, first)
+            kept[tenant] -= 1
+        else:
+            begun.add(tenant, evidence, Stay(at["a"], 0, 0.0), 0.0)
+            kept[tenant] += 1
+        left = {name: _begun_by(begun, name) for name in kept}
+        share = most / sum(count > 0 for count in kept.values()) if any(kept.values()) else 0
+        for name, count in left.items():
+            assert name == tenant or count == kept[name] or kept[name] >= share
+        kept = left
+        assert len(begun) == sum(kept.values()) <= most
+        assert begun._of.keys() == {name for name, count in kept.items() if count}
+
+
+def _begun_by(begun: Begun, tenant: str) -> int:
+    theirs = begun._of.get(tenant)
+    return 0 if theirs is None else sum(len(stays) for stays in theirs.by_evidence.values())
 
 
 texts = st.lists(st.sampled_from("abc"), min_size=1, max_size=4)
