@@ -30,6 +30,16 @@ BLOCK_SHOWN: Final = 8
 show it: fewer may all be of one prompt."""
 RUNS_PRICED: Final = 16
 """Runs to be evicted whose sessions are looked at; further ones are taken to be like the last."""
+OWNERS: Final = 1 << 12
+"""An age is the number of a use times this, plus its owner: a tenant's number. So the owner takes
+no memory of its own, and ages have the order of uses."""
+NOBODYS: Final = 0
+"""The owner of what several tenants have used, or who is not known."""
+
+
+def owner_of(age: int) -> int:
+    """The owner of the blocks last used at an age."""
+    return age % OWNERS
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -79,7 +89,7 @@ class Runs:
     answer. `size`: blocks in all of them.
     """
 
-    __slots__ = ("_ages", "_answers", "_first", "_runs", "_used_s", "size")
+    __slots__ = ("_ages", "_ages_of", "_answers", "_first", "_owned", "_runs", "_used_s", "size")
 
     def __init__(self) -> None:
         self.size = 0
@@ -89,6 +99,9 @@ class Runs:
         self._answers = 0
         # Of all uses, those that have no run left included, until they are too many.
         self._ages: deque[int] = deque()
+        # The same per owner, and how many these are.
+        self._ages_of: dict[int, deque[int]] = {}
+        self._owned = 0
 
     def take(self, hashes: Sequence[int], known: int) -> tuple[list[int], list[int]]:
         """Take the first `known` blocks of a prompt, all of them here, out of their runs.
@@ -123,6 +136,19 @@ class Runs:
             self._ages.append(age)
             if len(self._ages) > 2 * len(self._runs) + 16:
                 self._ages = deque(self._runs)
+            if owner_of(age) != NOBODYS:
+                self._own(age)
+
+    def _own(self, age: int) -> None:
+        """Note the newest run for its owner."""
+        self._ages_of.setdefault(owner_of(age), deque()).append(age)
+        self._owned += 1
+        if self._owned > 2 * len(self._runs) + 16:
+            self._ages_of = {}
+            owned = [age for age in self._runs if owner_of(age) != NOBODYS]
+            for age in owned:
+                self._ages_of.setdefault(owner_of(age), deque()).append(age)
+            self._owned = len(owned)
 
     def append_answer(self, age: int, count: int) -> int:
         """Add the blocks of an answer to a run; gives how many were added.
@@ -205,6 +231,16 @@ class Runs:
             ages.popleft()
         return ages[0] if ages else None
 
+    def oldest_of(self, owner: int) -> int | None:
+        """Age of the run that is evicted next, of an owner's."""
+        ages = self._ages_of.get(owner)
+        if ages is None:
+            return None
+        while ages and ages[0] not in self._runs:
+            ages.popleft()
+            self._owned -= 1
+        return ages[0] if ages else None
+
     def is_newest(self, hashes: Sequence[int], age: int) -> bool:
         """Whether all of a prompt was last used at `age`, and no later block."""
         run = self._runs.get(age)
@@ -220,8 +256,10 @@ class Runs:
     def pop(self, count: int) -> list[int]:
         """Take up to `count` blocks off the tail of the oldest run."""
         age = self.oldest
-        if age is None:
-            return []
+        return [] if age is None else self.pop_of(age, count)
+
+    def pop_of(self, age: int, count: int) -> list[int]:
+        """Take up to `count` blocks off the tail of the run of this age."""
         run = self._runs[age]
         left = run[-count:]
         del run[-count:]
@@ -240,12 +278,14 @@ class EngineCache:
     since. `bit`: its place in the prefix index, 0 while it has none there. `limit_blocks`: its
     size, None while unknown. `reported_blocks`: size as its engine reported. `learned_blocks`,
     `learned_tokens`: size as answers showed. `proven_blocks`, `proven_tokens`: contents at one
-    moment, as answers showed before a size was known. `witnesses`: prompts with fewer cached tokens
-    than expected, and the age of the missing blocks. `right`: starts of prompts found as expected,
-    with their counts. `found_gcd`: of the cached tokens of so many answers, `found_count`.
-    `reserved_blocks`: on their way. `full_ratio`: None when it is to be computed again. `holds`: by
-    their age. `computing`: the first missing block of each prompt on its way, and how many there
-    are; `computing_blocks`: of all of them. `sessions`: how many live there.
+    moment, as answers showed before a size was known. `tenants`: all whose prompts were computed
+    there; an empty name for what is not known whose it is. `witnesses`: prompts with fewer cached
+    tokens than expected, by tenant and what tells two apart, and the age of the missing blocks.
+    `right`: starts of prompts found as expected, with their counts. `found_gcd`: of the cached
+    tokens of so many answers, `found_count`. `reserved_blocks`: on their way. `full_ratio`: None
+    when it is to be computed again. `holds`: by their age. `computing`: the first missing block of
+    each prompt on its way, and how many there are; `computing_blocks`: of all of them. `sessions`:
+    how many live there.
     """
 
     __slots__ = (
@@ -269,6 +309,7 @@ class EngineCache:
         "right",
         "runs",
         "sessions",
+        "tenants",
         "witnesses",
     )
 
@@ -283,7 +324,8 @@ class EngineCache:
         self.learned_blocks: float | None = None
         self.learned_tokens: int | None = None
         self.proven_blocks = self.proven_tokens = 0
-        self.witnesses: dict[int | str, int] = {}
+        self.tenants: set[str] = set()
+        self.witnesses: dict[tuple[str, int | str], int] = {}
         self.right: dict[int, int] = {}
         self.found_gcd = self.found_count = 0
         self.reserved_blocks = 0

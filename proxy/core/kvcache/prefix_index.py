@@ -18,6 +18,10 @@ few steps and some copying in C, however long the prompt is.
 
 An engine caches its answers too. Their hashes come with the next turn, which has them in its
 prompt. Until then numbers stand for them at the end of the prompt's run, in no mask.
+
+Blocks that one tenant alone has used have it as their owner. What stands on such a block has the
+same owner, as whoever uses a block uses those before it. So one tenant's blocks may go, and those
+of the others stay (`trim_of`).
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from itertools import repeat
 from operator import or_
 from typing import Final
 
-from proxy.core.kvcache.engine_cache import EngineCache, Hold, Runs
+from proxy.core.kvcache.engine_cache import NOBODYS, OWNERS, EngineCache, Hold, Runs, owner_of
 
 BYTES_PER_BLOCK: Final = 750
 """Most memory of one block on one instance, measured by test_prefix_index.py when compiled
@@ -51,6 +55,7 @@ class PrefixIndex:
         self._groups: dict[int, tuple[str, ...]] = {}
         self._caches: dict[str, EngineCache] = {}
         self._uses = 0
+        self._owners: dict[str, int] = {"": NOBODYS}
         self._everyone = 0
         self._lost: deque[tuple[int, Runs]] = deque()
         """Bits of lost caches, and their runs, that the masks still have."""
@@ -169,34 +174,38 @@ class PrefixIndex:
         self._groups[mask] = group = tuple(names)
         return group
 
-    def insert(self, cache: EngineCache, hashes: Sequence[int], reserved: int = 0) -> int:
-        """Note that an engine now has this prompt's blocks; gives the age of this use.
+    def insert(
+        self, cache: EngineCache, hashes: Sequence[int], reserved: int = 0, tenant: str = ""
+    ) -> int:
+        """Note that an engine now has this tenant's prompt's blocks; gives the age of this use.
 
         `reserved`: as of `reserve`, from now on.
         """
-        age = self._add(cache, hashes)
+        age = self._add(cache, hashes, tenant)
         self.reserve(cache, reserved)
         return age
 
-    def insert_held(self, cache: EngineCache, hashes: Sequence[int], reserved: int) -> Hold | None:
+    def insert_held(
+        self, cache: EngineCache, hashes: Sequence[int], reserved: int, tenant: str = ""
+    ) -> Hold | None:
         """`insert` for a prompt that is in use from now on."""
-        self._add(cache, hashes)
+        self._add(cache, hashes, tenant)
         hold = self.hold(cache, hashes)
         self.reserve(cache, reserved)
         return hold
 
-    def _add(self, cache: EngineCache, hashes: Sequence[int]) -> int:
+    def _add(self, cache: EngineCache, hashes: Sequence[int], tenant: str) -> int:
         if not cache.bit and not self._enter(cache):
             return 0
         if self._lost:
             self._sweep(SWEPT)
         cache.is_all_held = False
+        cache.tenants.add(tenant)
         runs = cache.runs
-        known = self.held(cache, hashes)
+        known, owner = self.held(cache, hashes), self._owner(tenant)
         if known == len(hashes):
-            return self._touch(cache, hashes, known)  # as at the end of every turn but the first
-        self._uses = age = self._uses + 1
-        blocks = self._take(cache, hashes, known, age)
+            return self._touch(cache, hashes, known, owner)  # as at the end of most turns
+        blocks, age = self._take(cache, hashes, known, owner)
         if len(blocks) == known:
             new = hashes[known:]
             self._mark(cache.bit, new)
@@ -227,25 +236,41 @@ class PrefixIndex:
         else:
             masks.update(dict.fromkeys(blocks, bit))
 
-    def _touch(self, cache: EngineCache, hashes: Sequence[int], known: int) -> int:
+    def _owner(self, tenant: str) -> int:
+        """The number of a tenant; beyond so many they own nothing."""
+        owner = self._owners.get(tenant)
+        if owner is None:
+            if len(self._owners) == OWNERS:
+                return NOBODYS
+            owner = self._owners[tenant] = len(self._owners)
+        return owner
+
+    def _touch(self, cache: EngineCache, hashes: Sequence[int], known: int, owner: int) -> int:
         """Make the first `known` blocks of a prompt, all in the cache, the most recently used."""
-        self._uses = age = self._uses + 1
-        cache.runs.put(self._take(cache, hashes, known, age), age, self.now_s)
+        blocks, age = self._take(cache, hashes, known, owner)
+        cache.runs.put(blocks, age, self.now_s)
         return age
 
-    def _take(self, cache: EngineCache, hashes: Sequence[int], known: int, age: int) -> list[int]:
-        """Take a prompt's blocks out of their runs, to put them into that of `age`.
+    def _take(
+        self, cache: EngineCache, hashes: Sequence[int], known: int, owner: int
+    ) -> tuple[list[int], int]:
+        """Take a prompt's blocks out of their runs, to put them into that of a new age.
 
-        Holds follow their last block.
+        They are the owner's if all of them were. Holds follow their last block.
         """
         blocks, ages = cache.runs.take(hashes, known)
+        for old in ages:
+            if owner_of(old) != owner:
+                owner = NOBODYS
+        self._uses += 1
+        age = self._uses * OWNERS + owner
         if cache.holds:
             for old in ages:
                 for hold in list(cache.holds.get(old, ())):
                     last = hold.blocks - 1
                     if last < len(blocks) and blocks[last] == hold.hashes[last]:
                         _move_hold(hold, age)
-        return blocks
+        return blocks, age
 
     def held(self, cache: EngineCache, hashes: Sequence[int]) -> int:
         """Leading blocks of the prompt in one cache.
@@ -295,8 +320,16 @@ class PrefixIndex:
     def trim(self, cache: EngineCache, age: int) -> None:
         """Drop every block of a cache that was last used at `age` or earlier."""
         while (oldest := cache.runs.oldest) is not None and oldest <= age:
-            if not self._spare(cache):
+            if not self._spare(cache, oldest):
                 self._evict(cache, cache.blocks)
+        cache.full_ratio = None
+
+    def trim_of(self, cache: EngineCache, tenant: str, age: int) -> None:
+        """`trim` of those blocks that this tenant alone has used."""
+        runs, owner = cache.runs, self._owner(tenant)
+        while (oldest := runs.oldest_of(owner)) is not None and oldest <= age:
+            if not self._spare(cache, oldest):
+                self._unmark(cache.bit, runs.pop_of(oldest, runs.size))
         cache.full_ratio = None
 
     def empty(self, cache: EngineCache) -> None:
@@ -304,15 +337,16 @@ class PrefixIndex:
         self._evict_to(cache, 0)
         cache.full_ratio = None
 
-    def _spare(self, cache: EngineCache) -> bool:
+    def _spare(self, cache: EngineCache, oldest: int | None) -> bool:
         """If the next run to be evicted is held, make it and its prefix the most recently used."""
-        holds, oldest = cache.holds, cache.runs.oldest
+        holds = cache.holds
         if not holds or oldest is None or oldest not in holds:
             return False
         for hold in list(holds[oldest]):
             if hold.age == oldest:
                 hold.blocks = self.held(cache, hold.hashes)
-                _move_hold(hold, self._touch(cache, hold.hashes, hold.blocks))
+                age = self._touch(cache, hold.hashes, hold.blocks, owner_of(oldest))
+                _move_hold(hold, age)
         return True
 
     def adopt(self, cache: EngineCache, rows: Sequence[Sequence[int]]) -> None:
@@ -323,8 +357,10 @@ class PrefixIndex:
         if cache.bit or not rows or not self._enter(cache):
             return
         runs = cache.runs
+        cache.tenants.add("")
         for blocks in rows:
-            self._uses = age = self._uses + 1
+            self._uses += 1
+            age = self._uses * OWNERS + NOBODYS
             self._mark(cache.bit, blocks)
             runs.put(list(blocks), age, self.now_s)
             runs.size += len(blocks)
@@ -396,7 +432,7 @@ class PrefixIndex:
             return
         spared = len(cache.holds)
         while excess > 0:
-            if spared and self._spare(cache):
+            if spared and self._spare(cache, cache.runs.oldest):
                 spared -= 1
             elif spares_holds and cache.runs.oldest in cache.holds:
                 cache.is_all_held = True
@@ -412,7 +448,13 @@ class PrefixIndex:
         return self._pop(cache.bit, cache.runs, count)
 
     def _pop(self, bit: int, runs: Runs, count: int) -> int:
-        masks, left = self._masks, runs.pop(count)
+        left = runs.pop(count)
+        self._unmark(bit, left)
+        return len(left)
+
+    def _unmark(self, bit: int, left: Sequence[int]) -> None:
+        """Note that blocks have left a cache."""
+        masks = self._masks
         for block in left:
             mask = masks.get(block, 0) & ~bit
             if mask:
@@ -420,7 +462,6 @@ class PrefixIndex:
             else:
                 masks.pop(block, None)
         self._total -= len(left)
-        return len(left)
 
 
 def _blocks(cache: EngineCache) -> int:

@@ -7,10 +7,11 @@ are the newest. Siblings of a request in flight count the blocks that it will le
 What the engine evicted all the same shows in its answers. If fewer tokens were cached than the
 index has blocks, that may also be a prompt that the engine reads in another way than the index. So
 two prompts of different beginnings have to say so (`EngineCache.witnesses`); then all counts as
-evicted that is as old as what both lack. The blocks that are left show the size of the cache, which
-is learned where the engine reports none. Only the computing instance counts, and only its earlier
-blocks. KV from a peer counts as cached at D, and a sibling's unfinished blocks may be computed
-twice without an eviction.
+evicted that is as old as what both lack. Where several tenants use an engine, they have to be two
+tenants' prompts: of one tenant's, what that tenant alone has used counts as evicted. The blocks
+that are left show the size of the cache, which is learned where the engine reports none. Only the
+computing instance counts, and only its earlier blocks. KV from a peer counts as cached at D, and a
+sibling's unfinished blocks may be computed twice without an eviction.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ GROWTH: Final = 1.05
 BELIEVED: Final = 2
 """Prompts that have to lack blocks before the index is trimmed. Of those with the same beginning
 one counts, until prompts with this beginning were found that often as expected."""
+NONE_AGREED: Final = -1
+"""The age that too few witnesses agree on: nothing is as old."""
 WITNESSES_MAX: Final = 8
 RIGHT_MAX: Final = 64
 STEP: Final = 0.5
@@ -163,8 +166,8 @@ class Reuse:
     def computed(self, use: Use, facts: RequestFacts) -> None:
         """The prompt's blocks are computed, and in use."""
         self._leave(use)
-        cache, hashes = use.cache, facts.block_hashes
-        use.hold = self._prefixes.insert_held(cache, hashes, cache.computing_blocks)
+        cache, hashes, tenant = use.cache, facts.block_hashes, facts.tenant
+        use.hold = self._prefixes.insert_held(cache, hashes, cache.computing_blocks, tenant)
 
     def released(self, use: Use, facts: RequestFacts, answer_tokens: int = 0) -> None:
         """The answer is whole: all blocks are free again, as the most recently used.
@@ -174,7 +177,7 @@ class Reuse:
         cache, hold, hashes = use.cache, use.hold, facts.block_hashes
         self._leave(use)
         if hold is None or not cache.runs.is_newest(hashes, hold.age):
-            age = self._prefixes.insert(cache, hashes)
+            age = self._prefixes.insert(cache, hashes, 0, facts.tenant)
         else:
             age = hold.age
         if facts.block_tokens > 0:
@@ -228,26 +231,36 @@ class Reuse:
         return False
 
     def _believes(self, use: Use, facts: RequestFacts) -> bool:
-        """Whether prompts of several beginnings say that what was there is gone.
+        """Whether prompts of several beginnings say that what was there is gone, whoever's it is.
 
-        Trims the index to what at least two of them agree on.
+        Trims the index to what at least two of them agree on, of one tenant's blocks or of all.
         """
         cache, root = use.cache, facts.block_hashes[0]
         who: int | str = root
         if cache.right.get(root, 0) >= BELIEVED and use.blocks:
             # Prompts that begin so are read as the index does: each of them counts.
             who = facts.session_id or facts.block_hashes[use.blocks - 1]
-        witnesses = cache.witnesses
-        witnesses.pop(who, None)
-        witnesses[who] = use.age
+        witnesses, tenant = cache.witnesses, facts.tenant
+        cache.tenants.add(tenant)
+        witnesses.pop((tenant, who), None)
+        witnesses[tenant, who] = use.age
         if len(witnesses) > WITNESSES_MAX:
             del witnesses[next(iter(witnesses))]
-        if len(witnesses) < BELIEVED:
+        if len(cache.tenants) > 1:
+            # A tenant can have its prompts read in another way than the index reads them.
+            own = _agreed([age for whose, age in witnesses.items() if whose[0] == tenant])
+            self._prefixes.trim_of(cache, tenant, own)
+            _forget(witnesses, own, tenant)
+            newest: dict[str, int] = {}
+            for whose, age in witnesses.items():
+                newest[whose[0]] = max(age, newest.get(whose[0], age))
+            agreed = _agreed(list(newest.values()))
+        else:
+            agreed = _agreed(list(witnesses.values()))
+        if agreed == NONE_AGREED:
             return False
-        agreed = sorted(witnesses.values())[-BELIEVED]
         self._prefixes.trim(cache, agreed)
-        for other in [other for other, age in witnesses.items() if age <= agreed]:
-            del witnesses[other]
+        _forget(witnesses, agreed)
         return True
 
     def _was_right(self, use: Use, facts: RequestFacts, slack: float) -> None:
@@ -283,6 +296,20 @@ class Reuse:
         cache.learned_tokens = int(size * facts.block_tokens)
         self._prefixes.limit(cache, int(size))
         return True
+
+
+def _agreed(ages: list[int]) -> int:
+    """The age of what enough witnesses lack; all as old is gone."""
+    return sorted(ages)[-BELIEVED] if len(ages) >= BELIEVED else NONE_AGREED
+
+
+def _forget(
+    witnesses: dict[tuple[str, int | str], int], agreed: int, tenant: str | None = None
+) -> None:
+    """Drop the witnesses of what is trimmed; of one tenant's, or of all."""
+    for who, age in list(witnesses.items()):
+        if age <= agreed and (tenant is None or who[0] == tenant):
+            del witnesses[who]
 
 
 def _size_shown(use: Use, found: float, slack: float) -> float:

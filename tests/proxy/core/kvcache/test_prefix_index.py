@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from proxy.core.kvcache.engine_cache import Hold
 from proxy.core.kvcache.prefix_index import BYTES_PER_BLOCK, SWEPT, PrefixIndex
 from tests.support.caches import Caches
 from tests.support.examples import examples
+from tests.support.work import calls_of
 
 NAMES = ("a", "b", "c", "d")
 names = st.sampled_from(NAMES)
@@ -231,14 +233,14 @@ def test_forgetting_one_never_seen_is_nothing(at: Caches) -> None:
 
 def test_a_held_prompt_outlives_younger_ones(at: Caches) -> None:
     ix = PrefixIndex(1 << 20, max_blocks=6)
-    ix.insert(at["a"], [1, 2, 3])
+    age = ix.insert(at["a"], [1, 2, 3])
     hold = ix.hold(at["a"], [1, 2, 3])
     assert hold is not None
     for block in range(10, 20):
         ix.insert(at["a"], [block])
     assert ix.hits([1, 2, 3]) == {"a": 3}
     assert (at["a"].blocks, ix.holds) == (6, 1)
-    ix.trim(at["a"], 1)
+    ix.trim(at["a"], age)
     assert ix.hits([1, 2, 3]) == {"a": 3}
     ix.release(hold)
     for block in range(20, 29):
@@ -311,12 +313,13 @@ def test_what_is_held_is_closed_under_prefixes(
     """An ancestor is never less recent than what stands on it, so no block is held in vain."""
     ix, at = PrefixIndex(1 << 20, max_blocks=cap), Caches()
     holds: list[Hold] = []
+    ages = [0, 0, 0]
     for name, prompt, in_use, number in inserts:
-        age = ix.insert(at[name], prompt)
+        ages.append(ix.insert(at[name], prompt))
         if in_use and (hold := ix.hold(at[name], prompt)) is not None:
             holds.append(hold)
         if number == 0:
-            ix.trim(at[name], age - 3)
+            ix.trim(at[name], ages[-4])
         elif number == 1 and holds:
             ix.release(holds.pop(0))
         ix.reserve(at[name], number % 3)
@@ -330,11 +333,66 @@ def test_what_is_held_is_closed_under_prefixes(
         assert held == sorted(held, reverse=True)
 
 
+@settings(max_examples=examples(300))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["", "x", "y"]), prompts, st.booleans(), st.integers(0, 6)),
+        max_size=30,
+    ),
+    st.integers(1, 20),
+)
+def test_a_tenants_trim_leaves_what_another_has_used(
+    uses: list[tuple[str, list[int], bool, int]], cap: int
+) -> None:
+    """It takes what no other has used, nor anybody beside others' blocks; and nothing in use."""
+    ix, a = PrefixIndex(1 << 20, max_blocks=cap), Caches()["a"]
+    users: dict[int, set[str]] = {}
+    own: set[int] = set()
+    holds: list[Hold] = []
+    was_held = False
+    for tenant, prompt, in_use, number in uses:
+        known = prompt[: ix.held(a, prompt)]
+        own = own - set(prompt) if tenant != "x" or set(known) - own else own | set(prompt)
+        age = ix.insert(a, prompt, 0, tenant)
+        users = {block: users.get(block, set()) for block in ix._masks}
+        for block in prompt[: ix.held(a, prompt)]:
+            users[block].add(tenant)
+        if in_use and (hold := ix.hold(a, prompt)) is not None:
+            holds.append(hold)
+            was_held = True
+        if number == 0:
+            ix.trim_of(a, "x", age)
+            assert a.blocks == ix.total_blocks == len(ix._masks)
+            gone = users.keys() - ix._masks.keys()
+            assert all(users[block] == {"x"} for block in gone)
+            assert not any(gone & set(hold.hashes[: hold.blocks]) for hold in holds)
+            assert was_held or not own & ix._masks.keys()
+        elif number == 1 and holds:
+            ix.release(holds.pop(0))
+    for _, prompt, *_ in uses:
+        kept = [block in ix._masks for block in prompt]
+        assert kept == sorted(kept, reverse=True)
+
+
+def test_a_trim_looks_at_its_tenants_own() -> None:
+    """However much the others have; and what is noted of a tenant's uses is bounded."""
+    ix, a = PrefixIndex(1 << 30, max_blocks=1000), Caches()["a"]
+    for n in range(5000):
+        ix.insert(a, [n], 0, "quiet")
+        assert sum(map(len, a.runs._ages_of.values())) <= 2 * 1001 + 16
+    age = ix.insert(a, [-1], 0, "loud")
+    assert calls_of(partial(ix.trim_of, a, "loud", age)) < 50
+    assert (a.blocks, ix.held(a, [-1])) == (999, 0)
+    ix.trim_of(a, "quiet", age)
+    assert a.blocks == ix.total_blocks == 0
+
+
 @pytest.mark.parametrize("blocks", [2000, 2730, 5461])
 @pytest.mark.parametrize("instances", [1, 40])
 @pytest.mark.parametrize("length", [1, 50])
+@pytest.mark.parametrize("tenant", ["", "x"])
 def test_a_full_index_needs_no_more_than_it_claims(
-    at: Caches, blocks: int, instances: int, length: int
+    at: Caches, blocks: int, instances: int, length: int, tenant: str
 ) -> None:
     """Sizes at which the tables have just grown are the worst, and so are short prompts."""
     rnd = random.Random(blocks)
@@ -343,7 +401,8 @@ def test_a_full_index_needs_no_more_than_it_claims(
         ix = PrefixIndex(blocks * BYTES_PER_BLOCK)
         before = tracemalloc.get_traced_memory()[0]
         for i in range(3 * blocks // (2 * length)):
-            ix.insert(at[f"i{i % instances}"], [rnd.getrandbits(64) for _ in range(length)])
+            prompt = [rnd.getrandbits(64) for _ in range(length)]
+            ix.insert(at[f"i{i % instances}"], prompt, 0, tenant)
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()

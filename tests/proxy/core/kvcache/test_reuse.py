@@ -25,10 +25,11 @@ from tests.support.examples import examples
 BLOCK = 1000
 
 
-def facts(*runs: tuple[int, int]) -> RequestFacts:
+def facts(*runs: tuple[int, int], tenant: str = "") -> RequestFacts:
     """A prompt of runs of blocks: (name of the run, how many)."""
     hashes = [name * 10_000 + i for name, count in runs for i in range(count)]
-    return RequestFacts("m", None, len(hashes) * BLOCK + 500, hashes, BLOCK)
+    tokens = len(hashes) * BLOCK + 500
+    return RequestFacts("m", None, tokens, hashes, BLOCK, tenant=tenant)
 
 
 def made() -> tuple[Reuse, PrefixIndex, EngineCache]:
@@ -39,7 +40,7 @@ def made() -> tuple[Reuse, PrefixIndex, EngineCache]:
 
 def doubted(a: EngineCache) -> None:
     """Another prompt lacks all that ever was there: the next one is believed."""
-    a.witnesses["another"] = 1 << 60
+    a.witnesses["", "another"] = 1 << 60
 
 
 def served(reuse: Reuse, a: EngineCache, f: RequestFacts, found: int | None = None) -> Use:
@@ -65,6 +66,77 @@ def test_a_shortfall_takes_along_what_was_used_before() -> None:
     assert index.held(a, MINE.block_hashes) == 20  # computed again meanwhile
     assert index.capacity(a) == 20, "NEW had displaced all of MINE"
     assert index.held(a, NEW.block_hashes) == 0
+
+
+def loud(count: int) -> list[RequestFacts]:
+    return [facts((100 + n, 20), tenant="loud") for n in range(count)]
+
+
+def test_prompts_of_one_tenant_take_along_what_is_its_own() -> None:
+    """However many it has that the engine reads in another way than the index."""
+    reuse, index, a = made()
+    quiet = [facts((n, 20), tenant="quiet") for n in (1, 2, 3)]
+    for f in (*quiet, *loud(6)):
+        served(reuse, a, f)
+    for f in loud(6)[1:]:
+        served(reuse, a, f, found=0)
+    assert [index.held(a, f.block_hashes) for f in quiet] == [20, 20, 20]
+    assert index.capacity(a) is None, "the size of all that is there is not told by a tenant"
+    assert index.held(a, loud(1)[0].block_hashes) == 0
+
+
+def test_prompts_of_two_tenants_take_along_all() -> None:
+    reuse, index, a = made()
+    quiet = [facts((n, 20), tenant="quiet") for n in (1, 2, 3)]
+    for f in (OLD, *quiet[1:], *loud(1)):
+        served(reuse, a, f)
+    served(reuse, a, loud(1)[0], found=0)
+    served(reuse, a, quiet[2], found=0)
+    assert [index.held(a, f.block_hashes) for f in (*quiet[:2], quiet[2])] == [0, 0, 20]
+    assert index.capacity(a) is not None
+
+
+def test_a_tenant_with_an_engine_of_its_own_is_believed() -> None:
+    reuse, index, a = made()
+    prompts = loud(4)
+    for f in prompts:
+        served(reuse, a, f)
+    for f in prompts[2:]:
+        served(reuse, a, f, found=0)
+    assert [index.held(a, f.block_hashes) for f in prompts] == [0, 0, 0, 20]
+    assert index.capacity(a) == 20
+
+
+def test_answers_in_one_piece_show_whose_an_engine_is() -> None:
+    """Their prompts are known to be computed when they end."""
+    reuse, index, a = made()
+    quiet = facts((1, 20), tenant="quiet")
+    reuse.released(reuse.begin_use(a, quiet), quiet)
+    for f in (*loud(3), *loud(3)):
+        use = reuse.begin_use(a, f)
+        reuse.reported(use, f, 0.0)
+        reuse.released(use, f)
+    assert index.held(a, quiet.block_hashes) == 20
+
+
+def test_what_a_tenant_shares_is_not_its_own() -> None:
+    reuse, index, a = made()
+    for tenant in ("quiet", "loud"):
+        served(reuse, a, facts((1, 20), tenant=tenant))
+    for f in (*loud(3), *loud(3)):
+        served(reuse, a, f, found=0)
+    served(reuse, a, facts((1, 20), (2, 5), tenant="loud"), found=0)
+    for f in loud(3):
+        served(reuse, a, f, found=0)
+    assert index.held(a, OLD.block_hashes) == 20
+
+
+def test_what_a_predecessor_knew_is_anybodys() -> None:
+    reuse, index, a = made()
+    index.adopt(a, [list(OLD.block_hashes)])
+    for f in (*loud(3), *loud(3)):
+        served(reuse, a, f, found=0)
+    assert index.held(a, OLD.block_hashes) == 20
 
 
 @pytest.mark.parametrize("found", [5, 12, 17])
