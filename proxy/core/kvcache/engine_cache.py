@@ -278,8 +278,8 @@ class EngineCache:
     since. `bit`: its place in the prefix index, 0 while it has none there. `limit_blocks`: its
     size, None while unknown. `reported_blocks`: size as its engine reported. `learned_blocks`,
     `learned_tokens`: size as answers showed. `proven_blocks`, `proven_tokens`: contents at one
-    moment, as answers showed before a size was known. `tenants`: all whose prompts were computed
-    there; an empty name for what is not known whose it is. `witnesses`: prompts with fewer cached
+    moment, as answers showed before a size was known. `is_shared`: prompts of several tenants
+    were computed there. `witnesses`: prompts with fewer cached
     tokens than expected, by tenant and what tells two apart, and the age of the missing blocks.
     `right`: starts of prompts found as expected, with their counts. `found_gcd`: of the cached
     tokens of so many answers, `found_count`. `reserved_blocks`: on their way. `full_ratio`: None
@@ -289,6 +289,7 @@ class EngineCache:
     """
 
     __slots__ = (
+        "_tenant",
         "bit",
         "computing",
         "computing_blocks",
@@ -298,6 +299,7 @@ class EngineCache:
         "holds",
         "is_all_held",
         "is_lost",
+        "is_shared",
         "learned_blocks",
         "learned_tokens",
         "limit_blocks",
@@ -309,7 +311,6 @@ class EngineCache:
         "right",
         "runs",
         "sessions",
-        "tenants",
         "witnesses",
     )
 
@@ -324,7 +325,8 @@ class EngineCache:
         self.learned_blocks: float | None = None
         self.learned_tokens: int | None = None
         self.proven_blocks = self.proven_tokens = 0
-        self.tenants: set[str] = set()
+        self.is_shared = False
+        self._tenant: str | None = None
         self.witnesses: dict[tuple[str, int | str], int] = {}
         self.right: dict[int, int] = {}
         self.found_gcd = self.found_count = 0
@@ -334,6 +336,13 @@ class EngineCache:
         self.computing: dict[object, tuple[int, int]] = {}
         self.computing_blocks = 0
         self.sessions = 0
+
+    def serves(self, tenant: str) -> None:
+        """Note whose prompt is computed there; an empty name where that is not known."""
+        if self._tenant is None:
+            self._tenant = tenant
+        elif tenant != self._tenant:
+            self.is_shared = True
 
     def note_found(self, tokens: int) -> None:
         """Note an answer's cached tokens, which are whole blocks of the engine."""

@@ -200,7 +200,7 @@ class PrefixIndex:
         if self._lost:
             self._sweep(SWEPT)
         cache.is_all_held = False
-        cache.tenants.add(tenant)
+        cache.serves(tenant)
         runs = cache.runs
         known, owner = self.held(cache, hashes), self._owner(tenant)
         if known == len(hashes):
@@ -357,7 +357,7 @@ class PrefixIndex:
         if cache.bit or not rows or not self._enter(cache):
             return
         runs = cache.runs
-        cache.tenants.add("")
+        cache.serves("")
         for blocks in rows:
             self._uses += 1
             age = self._uses * OWNERS + NOBODYS

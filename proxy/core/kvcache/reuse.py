@@ -241,12 +241,12 @@ class Reuse:
             # Prompts that begin so are read as the index does: each of them counts.
             who = facts.session_id or facts.block_hashes[use.blocks - 1]
         witnesses, tenant = cache.witnesses, facts.tenant
-        cache.tenants.add(tenant)
+        cache.serves(tenant)
         witnesses.pop((tenant, who), None)
         witnesses[tenant, who] = use.age
         if len(witnesses) > WITNESSES_MAX:
             del witnesses[next(iter(witnesses))]
-        if len(cache.tenants) > 1:
+        if cache.is_shared:
             # A tenant can have its prompts read in another way than the index reads them.
             own = _agreed([age for whose, age in witnesses.items() if whose[0] == tenant])
             self._prefixes.trim_of(cache, tenant, own)
