@@ -178,7 +178,15 @@ class KvEvents:
                 for name in tasks:
                     is_believed = self._published.is_believed(name)
                     self._instances.warn(name, _CLAIMS, None if is_believed else _REFUTED)
+                await self._sweep()
                 await asyncio.sleep(LOOK_S)
+
+    async def _sweep(self) -> None:
+        """Free what was lost, in slices."""
+        is_left = self._published.sweep()
+        while is_left:
+            await asyncio.sleep(0)
+            is_left = self._published.sweep()
 
     async def _follow(self, upstream: Upstream) -> None:
         """Follow each rank that the instance has; it may have others after a restart."""

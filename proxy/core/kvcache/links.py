@@ -9,35 +9,80 @@ messages (`RequestFacts.ends`), and what is left of its chain is a hit.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 MOST_TAILS: Final = 256
 """Ends of chains that are remembered until the requests behind them are over."""
 MOST_IDS_BYTES: Final = 8192
 """Bytes of token ids kept of the end of a chain, to compare an answer with: 2048 ids."""
 ID_BYTES: Final = 4
+SWEPT: Final = 1024
+"""Entries of lost tables that are freed at once: a ms, as each lies somewhere else in memory."""
+
+
+class Lost:
+    """Tables of sets that were given up, which are freed piece by piece.
+
+    A large one takes many ms to free, and nobody should wait for it.
+    """
+
+    __slots__ = ("_tables",)
+
+    def __init__(self) -> None:
+        self._tables: deque[dict[int, Any]] = deque()
+
+    def __len__(self) -> int:
+        """Entries that are still there."""
+        return sum([len(table) for table in self._tables])
+
+    def take(self, table: dict[int, Any]) -> None:
+        """Free a table that nobody uses any more, some of it later."""
+        if table:
+            self._tables.append(table)
+
+    def sweep(self, count: int = SWEPT) -> bool:
+        """Free up to so many entries; whether some are left."""
+        while self._tables and count > 0:
+            table = self._tables[0]
+            some = min(count, len(table))
+            for _ in range(some):
+                table.popitem()
+            count -= some
+            if not table:
+                self._tables.popleft()
+        return bool(self._tables)
+
+
+class Time:
+    """The time from one moment at which a rank had no blocks to the next one."""
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
 
 
 class Spot:
     """Where links stand in a rank's chains: at one block, as many as share it.
 
-    `tail`: the block's name; `depth`: blocks up to there, 0 where none is left. `links`: how many
-    stand there. `growing`: those of them that wait for an answer's last block. `into`: the spot
-    that has taken this one in, as its block was evicted.
+    `tail`: the block's name; `depth`: blocks up to there, 0 where none is left. All are gone when
+    its `time` is over. `links`: how many stand there. `growing`: those of them that wait for an
+    answer's last block, the newest last. `into`: the spot that has taken this one in, as its block
+    was evicted.
     """
 
-    __slots__ = ("depth", "growing", "into", "links", "tail")
+    __slots__ = ("depth", "growing", "into", "links", "tail", "time")
 
-    def __init__(self, tail: int, depth: int) -> None:
-        self.tail, self.depth = tail, depth
+    def __init__(self, tail: int, depth: int, time: Time) -> None:
+        self.tail, self.depth, self.time = tail, depth, time
         self.links = 0
         self.growing: dict[Link, None] | None = None
         self.into: Spot | None = None
 
 
-NOWHERE: Final = Spot(0, 0)
+NOWHERE: Final = Spot(0, 0, Time())
 
 
 class Link:
@@ -64,7 +109,7 @@ class Link:
     def __init__(
         self, tail: int, depth: int, prompt_tokens: int, most: int, estimate: int = 0
     ) -> None:
-        self._spot = Spot(tail, depth) if tail or depth else NOWHERE
+        self._spot = Spot(tail, depth, Time()) if tail or depth else NOWHERE
         self.prompt_tokens, self.most, self.estimate = prompt_tokens, most, estimate
         self.ids = b""
         self.wants_ids = False
@@ -93,7 +138,8 @@ class Link:
     @property
     def depth(self) -> int:
         """Blocks up to there, 0 where none is left."""
-        return self.spot.depth
+        spot = self.spot
+        return 0 if spot.time.is_over else spot.depth
 
     @property
     def is_unknown(self) -> bool:
@@ -132,9 +178,11 @@ class Tail:
 class Chains:
     """The links of one rank, in step with its blocks, and the chains that grew lately."""
 
-    __slots__ = ("_spots", "_tails")
+    __slots__ = ("_spots", "_tails", "_time", "lost")
 
-    def __init__(self) -> None:
+    def __init__(self, lost: Lost | None = None) -> None:
+        self.lost = Lost() if lost is None else lost
+        self._time = Time()
         self._spots: dict[int, Spot] = {}
         self._tails: OrderedDict[int, Tail] = OrderedDict()
 
@@ -172,7 +220,7 @@ class Chains:
         """Let a link stand at this block, so deep; it stands nowhere else."""
         spot = self._spots.get(tail)
         if spot is None:
-            spot = self._spots[tail] = Spot(tail, depth)
+            spot = self._spots[tail] = Spot(tail, depth, self._time)
         spot.links += 1
         link.stand(spot)
         if depth < link.most:
@@ -183,10 +231,10 @@ class Chains:
     def drop(self, link: Link) -> None:
         """Let a link stand nowhere."""
         spot = link.spot
-        if self._spots.get(spot.tail) is not spot:
-            return
         if spot.growing is not None:
             spot.growing.pop(link, None)
+        if self._spots.get(spot.tail) is not spot:
+            return
         spot.links -= 1
         if not spot.links:
             del self._spots[spot.tail]
@@ -218,9 +266,10 @@ class Chains:
         self._spots[before] = spot
 
     def clear(self) -> None:
-        """Remove all blocks."""
-        for spot in self._spots.values():
-            spot.depth, spot.growing = 0, None
+        """Remove all blocks, in a moment, however many there are."""
+        self._time.is_over = True
+        self._time = Time()
+        self.lost.take(self._spots)
         self._spots = {}
         self._tails.clear()
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from proxy.core.kvcache.links import Chains
+from proxy.core.kvcache.links import Chains, Lost
 from proxy.core.types import UNIT_TOKENS, RequestFacts
 
 MOST_LORAS: Final = 1024
+SWEPT_PER_BLOCK: Final = 4
+"""Entries of lost tables that are freed for each new block: never fewer than it adds."""
 MOST_STEPS: Final = 1024
 """Blocks that a chain is walked back where it only may help."""
 MOST_BACK: Final = 8192
@@ -144,9 +146,9 @@ class PublishedBlocks:
         "stored_blocks",
     )
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(self, name: str = "", lost: Lost | None = None) -> None:
         self.name = name
-        self.chains = Chains()
+        self.chains = Chains(lost)
         self._blocks: dict[int, Block] = {}
         self._keys: dict[int, int] = {}
         self._orphans: dict[int, int] = {}
@@ -191,6 +193,10 @@ class PublishedBlocks:
         self.is_over = True
 
     def _drop_all(self) -> None:
+        lost = self.chains.lost
+        lost.take(self._blocks)
+        lost.take(self._keys)
+        lost.take(self._orphans)
         self._blocks, self._keys, self._orphans = {}, {}, {}
         self.chains.clear()
         self.copies = 0
@@ -258,6 +264,7 @@ class PublishedBlocks:
             else:
                 block.copies += 1
             before = name
+        self.chains.lost.sweep(SWEPT_PER_BLOCK * len(event.hashes))
         session, t_s = event.session, self.heard_s or 0.0
         self.chains.grew(event.parent, event.hashes, session, t_s, event.ids)
         self.copies += len(event.hashes)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import Final
 
 from proxy.core.kvcache.claims import Belief, Claim, Part
-from proxy.core.kvcache.links import Link
+from proxy.core.kvcache.links import Link, Lost
 from proxy.core.kvcache.published import MOST_STEPS, PublishedBlocks
 from proxy.core.kvcache.sessions import ByTenant
 from proxy.core.types import RequestFacts
@@ -86,13 +86,14 @@ class PublishedIndex:
         self._ends: OrderedDict[int, dict[PublishedBlocks, Link]] = OrderedDict()
         self._ends_of: ByTenant[int] = ByTenant()
         self._links = 0
+        self._lost = Lost()
         self._returns: dict[str, float] = {}
         self._unlinked: list[Ended] = []
         self._beliefs: dict[tuple[str, bool], Belief] = {}
 
     def open(self, name: str, rank: int) -> PublishedBlocks:
         """An empty set for a rank of an instance, in place of an earlier one."""
-        blocks = PublishedBlocks(name)
+        blocks = PublishedBlocks(name, self._lost)
         self._ranks.setdefault(name, {})[rank] = blocks
         return blocks
 
@@ -208,6 +209,10 @@ class PublishedIndex:
     def __len__(self) -> int:
         """Blocks of all sets together."""
         return sum(len(blocks) for ranks in self._ranks.values() for blocks in ranks.values())
+
+    def sweep(self) -> bool:
+        """Free a part of the sets that were lost; whether some are left."""
+        return self._lost.sweep()
 
     def came(self, name: str) -> None:
         """A batch of events of an instance was taken in: it may have the end of a chain."""

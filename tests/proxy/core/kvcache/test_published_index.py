@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.kvcache import links
 from proxy.core.kvcache.claims import BELIEVED_GONE, Claim
-from proxy.core.kvcache.links import Chains, Link
+from proxy.core.kvcache.links import SWEPT, Chains, Link
 from proxy.core.kvcache.published import (
     MOST_BACK,
     MOST_STEPS,
@@ -29,7 +30,7 @@ from proxy.core.kvcache.published_index import (
 )
 from proxy.core.types import UNIT_TOKENS, RequestFacts
 from proxy.protocol.prompt.facts import unit_hashes, unit_root
-from tests.support.work import calls_of
+from tests.support.work import calls_of, lines_of
 
 SIZE = 16
 Tokens = tuple[int, ...]
@@ -459,6 +460,41 @@ def test_many_links_move_at_once() -> None:
         return calls
 
     assert work(1000) == work(2)
+
+
+def test_a_large_set_that_is_lost_is_freed_piece_by_piece() -> None:
+    """Nobody waits for that, and what is stored meanwhile frees more than it needs."""
+    index = PublishedIndex(1 << 30)
+    lost, other = index.open("a", 0), index.open("b", 0)
+    count = 3 * SWEPT
+    for blocks in (lost, other):
+        blocks.renew(is_whole=True)
+        blocks.is_live = True
+    names = list(range(count))
+    lost.apply(Stored(names, None, SIZE), [name + 1 for name in names])
+    found = [Link(name, name + 1, SIZE, 0) for name in range(count)]
+    for name, link in enumerate(found):
+        lost.chains.keep(link, name, name + 1)
+    with lines_of(links) as few:
+        lost.apply(Cleared())
+    assert few.count < 60
+    assert (len(lost), len(index), lost.copies) == (0, 0, 0)
+    assert {link.depth for link in found} == {0}
+    assert len(index._lost) == 3 * count, "blocks, keys, and links' places"
+    other.apply(Stored(names[:SWEPT], None, SIZE))
+    assert len(index._lost) <= 3 * count - 3 * SWEPT
+    left = len(index._lost)
+    while index.sweep():
+        assert len(index._lost) == left - SWEPT
+        left -= SWEPT
+    assert len(index._lost) == 0
+    assert len(index) == SWEPT
+    index.close("b", 0, other)
+    assert len(index._lost) == SWEPT
+    lost.apply(Stored(names[:2], None, SIZE), [1, 2])
+    assert [link.depth for link in found[:2]] == [0, 0], "not theirs"
+    lost.chains.drop(found[0])
+    assert len(lost) == 2
 
 
 def test_no_answer_walks_back_a_whole_context() -> None:
