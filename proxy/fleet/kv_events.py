@@ -60,7 +60,7 @@ PARTIAL_BYTES = 16 << 20
 MOST_UNKNOWN = 64
 """A batch with more events of unknown types, if these are most of it, ends the connection."""
 SLICE_BLOCKS = 512
-"""Blocks that are taken in before other tasks have their turn."""
+"""Blocks that are taken in before other tasks have their turn, or as much other work."""
 _END = (1 << 64) - 1
 """The number behind the last batch of a replay: -1 in 64 bits."""
 _NUMBER_BYTES = 8
@@ -431,7 +431,11 @@ class KvEvents:
             blocks.is_connected = False
             self._lose(feed)
             raise ZmtpError("most of its events are of unknown types")
+        moves = blocks.chains.moves
         await _apply(blocks, batch)
+        # How many links move is known only now: the next batch waits for it.
+        moved_s = BLOCK_S * (blocks.chains.moves - moves)
+        feed.of_instance.spend(moved_s, self._clock.now_s())
         self._published.came(blocks.name)
         if (name := self._published.bound()) is not None:
             self._instances.warn(name, _TOPIC, _TOO_MANY)
@@ -468,13 +472,15 @@ def _timed(payload: bytes) -> tuple[Batch | str, float]:
 
 
 async def _apply(blocks: PublishedBlocks, batch: Batch) -> None:
+    """Take in a batch, in slices; a prompt's end that moves along counts as a block."""
     done = 0
     for event in batch.events:
+        before = blocks.chains.moves
         if isinstance(event, Stored):
             blocks.apply(event, _keys(blocks, event))
         else:
             blocks.apply(event)
-        done += _blocks(event)
+        done += _blocks(event) + blocks.chains.moves - before
         if done >= SLICE_BLOCKS:
             done = 0
             await asyncio.sleep(0)

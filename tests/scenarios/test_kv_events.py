@@ -13,8 +13,10 @@ import aiohttp
 import orjson
 import pytest
 
-from proxy.core.kvcache.published import PublishedBlocks
+from proxy.core.kvcache.links import MOST_GROWING, Link
+from proxy.core.kvcache.published import PublishedBlocks, Stored
 from proxy.fleet import kv_events
+from proxy.net.kv_events.batches import Batch
 from proxy.request import exchange
 from replayer.engine.kvcache import BlockPool
 from replayer.simulator.host import SimEngine, SimFleet
@@ -500,3 +502,31 @@ async def test_an_engine_cannot_draw_requests_by_what_it_publishes(
         assert not proxy.router.known.published.is_believed(name)
         others = [one.name for one in proxy.settings.instances[:3]]
         assert all(proxy.router.known.published.is_believed(other) for other in others)
+
+
+@pytest.mark.parametrize(("ids", "links", "turns"), [(1, 0, 0), (0, 400, 4)])
+async def test_other_tasks_have_turns_between_events_that_take_long(
+    ids: int, links: int, turns: int
+) -> None:
+    """By their blocks, and the prompts whose ends they move along."""
+    blocks, seen = PublishedBlocks(), 0
+    blocks.renew(is_whole=True)
+    blocks.apply(Stored([999], None, max(1, ids)))
+    for _ in range(links):
+        blocks.chains.keep(Link(999, 1, 1, 1_000), 999, 1)
+    names = [999, *range(8 if ids > 1 else 4 * kv_events.SLICE_BLOCKS // MOST_GROWING)]
+    events = [
+        Stored([name], names[at], max(1, ids), bytes(4 * ids)) for at, name in enumerate(names[1:])
+    ]
+
+    async def others() -> None:
+        nonlocal seen
+        while True:
+            seen += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    await kv_events._apply(blocks, Batch(0.0, list(events)))
+    beside.cancel()
+    assert seen >= turns
+    assert blocks.chains.moves == len(events) * min(links, MOST_GROWING)

@@ -16,7 +16,15 @@ from typing import Any, Final
 MOST_TAILS: Final = 256
 """Ends of chains that are remembered until the requests behind them are over."""
 MOST_IDS_BYTES: Final = 8192
-"""Bytes of token ids kept of the end of a chain, to compare an answer with: 2048 ids."""
+"""Bytes of token ids kept of the end of a chain, to compare an answer with: 2048 ids. Of a
+longer answer none are kept."""
+MOST_SAID_BYTES: Final = 32 << 20
+"""Bytes of token ids that all links have together, with what each costs besides:"""
+SAID_BYTES: Final = 400
+ROOM_BYTES: Final = MOST_SAID_BYTES >> 7
+MOST_GROWING: Final = 8
+"""Links at one block that wait for an answer's last block: each moves with the next block. Of more,
+the oldest stays where it is."""
 ID_BYTES: Final = 4
 SWEPT: Final = 1024
 """Entries of lost tables that are freed at once: a ms, as each lies somewhere else in memory."""
@@ -152,6 +160,8 @@ class Link:
 
     def compare(self, ids: bytes) -> None:
         """Note the share of the answer in a text that was tokenised to these ids."""
+        if not self.ids:
+            return  # others' took their room meanwhile
         most = min(len(ids), len(self.ids)) // ID_BYTES
         low, high = 0, most
         while low < high:
@@ -161,6 +171,70 @@ class Link:
             else:
                 high = middle - 1
         self.returned = low
+
+
+class Own:
+    """The links of one instance that have ids, the oldest first, and the bytes of these."""
+
+    __slots__ = ("bytes", "links")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.links: OrderedDict[Link, None] = OrderedDict()
+
+
+class Said:
+    """The token ids of all links' answers; the oldest of the instance that has most go first.
+
+    An answer's length is what its engine says, so the number of links bounds no memory.
+    """
+
+    __slots__ = ("_by_name", "bytes")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._by_name: dict[str, Own] = {}
+
+    def keep(self, link: Link, name: str, ids: bytes) -> None:
+        """Let a link of this instance have these ids, or none."""
+        self.forget(link, name)
+        if not ids:
+            return
+        own = self._by_name.get(name)
+        if own is None:
+            own = self._by_name[name] = Own()
+        link.ids = ids
+        own.links[link] = None
+        own.bytes += len(ids) + SAID_BYTES
+        self.bytes += len(ids) + SAID_BYTES
+        if self.bytes > MOST_SAID_BYTES:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Let the oldest links have no ids, and some more: it looks at each instance for it."""
+        enough = MOST_SAID_BYTES - ROOM_BYTES
+        while self.bytes > enough:
+            name = max(self._by_name, key=self._bytes_of)
+            own = self._by_name[name]
+            while own.links and self.bytes > enough:
+                oldest = next(iter(own.links))
+                oldest.wants_ids = False
+                self.forget(oldest, name)
+
+    def _bytes_of(self, name: str) -> int:
+        return self._by_name[name].bytes
+
+    def forget(self, link: Link, name: str) -> None:
+        """Let a link of this instance have no ids."""
+        own = self._by_name.get(name)
+        if own is not None and link in own.links:
+            del own.links[link]
+            size = len(link.ids) + SAID_BYTES
+            own.bytes -= size
+            self.bytes -= size
+            if not own.links:
+                del self._by_name[name]
+        link.ids = b""
 
 
 class Tail:
@@ -176,12 +250,18 @@ class Tail:
 
 
 class Chains:
-    """The links of one rank, in step with its blocks, and the chains that grew lately."""
+    """The links of a rank of the instance `name`, in step with its blocks, and what grew lately.
 
-    __slots__ = ("_spots", "_tails", "_time", "lost")
+    `moves`: how often a link has moved to a later block. `said`, `lost`: shared with other ranks.
+    """
 
-    def __init__(self, lost: Lost | None = None) -> None:
+    __slots__ = ("_spots", "_tails", "_time", "lost", "moves", "name", "said")
+
+    def __init__(self, name: str = "", said: Said | None = None, lost: Lost | None = None) -> None:
+        self.name = name
+        self.said = Said() if said is None else said
         self.lost = Lost() if lost is None else lost
+        self.moves = 0
         self._time = Time()
         self._spots: dict[int, Spot] = {}
         self._tails: OrderedDict[int, Tail] = OrderedDict()
@@ -207,14 +287,25 @@ class Chains:
         for link in list(growing):
             depth = link.depth
             steps = min(len(names), link.most - depth)
+            if steps <= 0:
+                growing.pop(link, None)  # the publisher contradicts itself
+                continue
+            self.moves += 1
             if link.wants_ids:
                 size = len(ids) // len(names)
                 behind = max(0, link.prompt_tokens * ID_BYTES - depth * size)
                 end = steps * size
-                # A slice of bytes that begins after its end is an error where this is compiled.
-                link.ids += ids[min(behind, end) : end]
+                self._hear(link, ids, min(behind, end), end)
             self.drop(link)
             self.keep(link, names[steps - 1], depth + steps)
+
+    def _hear(self, link: Link, ids: bytes, begin: int, end: int) -> None:
+        """Add a part of these ids to what is known of an answer, unless it is too long."""
+        if len(link.ids) + end - begin > MOST_IDS_BYTES:
+            link.wants_ids = False
+            self.said.forget(link, self.name)
+        elif begin < end:
+            self.said.keep(link, self.name, link.ids + ids[begin:end])
 
     def keep(self, link: Link, tail: int, depth: int) -> None:
         """Let a link stand at this block, so deep; it stands nowhere else."""
@@ -227,6 +318,13 @@ class Chains:
             if spot.growing is None:
                 spot.growing = {}
             spot.growing[link] = None
+            if len(spot.growing) > MOST_GROWING:
+                del spot.growing[next(iter(spot.growing))]
+
+    def forget(self, link: Link) -> None:
+        """Let a link that nobody asks for any more stand nowhere, without ids."""
+        self.drop(link)
+        self.said.forget(link, self.name)
 
     def drop(self, link: Link) -> None:
         """Let a link stand nowhere."""

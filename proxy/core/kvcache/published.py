@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from proxy.core.kvcache.links import Chains, Lost
+from proxy.core.kvcache.links import Chains, Lost, Said
 from proxy.core.types import UNIT_TOKENS, RequestFacts
 
 MOST_LORAS: Final = 1024
@@ -146,9 +146,9 @@ class PublishedBlocks:
         "stored_blocks",
     )
 
-    def __init__(self, name: str = "", lost: Lost | None = None) -> None:
+    def __init__(self, name: str = "", said: Said | None = None, lost: Lost | None = None) -> None:
         self.name = name
-        self.chains = Chains(lost)
+        self.chains = Chains(name, said, lost)
         self._blocks: dict[int, Block] = {}
         self._keys: dict[int, int] = {}
         self._orphans: dict[int, int] = {}

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import Final
 
 from proxy.core.kvcache.claims import Belief, Claim, Part
-from proxy.core.kvcache.links import Link, Lost
+from proxy.core.kvcache.links import Link, Lost, Said
 from proxy.core.kvcache.published import MOST_STEPS, PublishedBlocks
 from proxy.core.kvcache.sessions import ByTenant
 from proxy.core.types import RequestFacts
@@ -86,14 +86,14 @@ class PublishedIndex:
         self._ends: OrderedDict[int, dict[PublishedBlocks, Link]] = OrderedDict()
         self._ends_of: ByTenant[int] = ByTenant()
         self._links = 0
-        self._lost = Lost()
+        self._said, self._lost = Said(), Lost()
         self._returns: dict[str, float] = {}
         self._unlinked: list[Ended] = []
         self._beliefs: dict[tuple[str, bool], Belief] = {}
 
     def open(self, name: str, rank: int) -> PublishedBlocks:
         """An empty set for a rank of an instance, in place of an earlier one."""
-        blocks = PublishedBlocks(name, self._lost)
+        blocks = PublishedBlocks(name, self._said, self._lost)
         self._ranks.setdefault(name, {})[rank] = blocks
         return blocks
 
@@ -381,8 +381,9 @@ class PublishedIndex:
                 )
                 if self._returns.get(ended.facts.model, UNSEEN) < SURE:
                     answered = link.depth * size - link.prompt_tokens
-                    link.ids = blocks.chains.ids_before(tail, answered)
-                    link.wants_ids = bool(link.ids) or answered <= 0
+                    said = blocks.chains.ids_before(tail, answered)
+                    link.wants_ids = bool(said) or answered <= 0
+                    self._said.keep(link, ended.name, said)
                 self._put(ended.facts.ends[-1], blocks, link, ended.facts.tenant)
                 self._pass(blocks, ended, tail)
                 return True
@@ -489,7 +490,7 @@ class PublishedIndex:
     def _put(self, end: int, blocks: PublishedBlocks, link: Link, tenant: str) -> None:
         row = self._ends.setdefault(end, {})
         if (old := row.get(blocks)) is not None:
-            blocks.chains.drop(old)
+            blocks.chains.forget(old)
         else:
             self._links += 1
         row[blocks] = link
@@ -506,13 +507,13 @@ class PublishedIndex:
             gone = self._ends.pop(oldest)
             self._links -= len(gone)
             for where, old in gone.items():
-                where.chains.drop(old)
+                where.chains.forget(old)
 
     def _drop_closed(self, row: dict[PublishedBlocks, Link]) -> None:
         """Forget the links of sets that nobody follows any more: a popular end stays for long."""
         for blocks in list(row):
             if blocks not in self._ranks.get(blocks.name, {}).values():
-                del row[blocks]
+                blocks.chains.forget(row.pop(blocks))
                 self._links -= 1
 
 

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from proxy.core.kvcache import links
 from proxy.core.kvcache.claims import BELIEVED_GONE, Claim
-from proxy.core.kvcache.links import SWEPT, Chains, Link
+from proxy.core.kvcache.links import (
+    MOST_GROWING,
+    MOST_IDS_BYTES,
+    MOST_SAID_BYTES,
+    SWEPT,
+    Chains,
+    Link,
+    Said,
+)
 from proxy.core.kvcache.published import (
     MOST_BACK,
     MOST_STEPS,
@@ -462,6 +470,108 @@ def test_many_links_move_at_once() -> None:
     assert work(1000) == work(2)
 
 
+def waiting(chains: Chains, count: int) -> list[Link]:
+    """Links at one block whose answers are long, as their engine says."""
+    found = [Link(1, 1, SIZE, 100_000) for _ in range(count)]
+    for link in found:
+        link.wants_ids = True
+        chains.keep(link, 1, 1)
+    return found
+
+
+def test_what_an_event_costs_does_not_grow_with_the_links_that_wait() -> None:
+    def work(count: int) -> int:
+        chains = Chains()
+        waiting(chains, count)
+
+        def grew() -> None:
+            for name in range(2, 100):
+                chains.grew(name - 1, [name], "", 0.0, bytes(64))
+
+        return calls_of(grew)
+
+    assert work(1000) == work(MOST_GROWING)
+
+
+def test_of_many_links_that_wait_at_a_block_the_newest_move_on() -> None:
+    """The others stay where they are: at a block that is there."""
+    chains = Chains()
+    found = waiting(chains, MOST_GROWING + 3)
+    chains.grew(1, [2, 3], "", 0.0, b"")
+    assert [link.depth for link in found] == [1] * 3 + [3] * MOST_GROWING
+    found += waiting(chains, 2)
+    chains.grew(1, [4], "", 0.0, b"")
+    chains.grew(4, [3], "", 0.0, b"")
+    assert chains.moves == MOST_GROWING + 2 * 2
+    chains.grew(3, [5], "", 0.0, b"")
+    assert chains.moves == MOST_GROWING * 2 + 2 * 2, "those that meet are not more"
+
+
+def test_of_a_long_answer_no_ids_are_kept() -> None:
+    chains = Chains()
+    (link,) = waiting(chains, 1)
+    for name in range(2, 2 + MOST_IDS_BYTES // 64):
+        chains.grew(name - 1, [name], "", 0.0, bytes(64))
+    assert len(link.ids) == MOST_IDS_BYTES
+    chains.grew(1 + MOST_IDS_BYTES // 64, [9999], "", 0.0, bytes(64))
+    chains.grew(9999, [10_000], "", 0.0, bytes(64))
+    assert (link.ids, link.depth) == (b"", 3 + MOST_IDS_BYTES // 64)
+    assert chains.said.bytes == 0
+
+
+def test_the_ids_of_all_answers_are_bounded_and_whoever_has_most_pays() -> None:
+    said, ids_of = Said(), bytes(MOST_IDS_BYTES)
+    others = [Link(1, 1, SIZE, 9) for _ in range(3)]
+    for link in others:
+        said.keep(link, "b", ids_of)
+    found = [Link(1, 1, SIZE, 9) for _ in range(5000)]
+    for link in found:
+        link.wants_ids = True
+        said.keep(link, "a", ids_of)
+        assert said.bytes <= MOST_SAID_BYTES
+    have = [bool(link.ids) for link in found]
+    assert have == sorted(have), "the oldest have none"
+    assert [link.wants_ids for link in found] == have, "no answer without its beginning"
+    assert sum(have) > 3500
+    assert all(link.ids for link in others)
+    gone = found[0]
+    gone.compare(bytes(64))
+    assert gone.returned is None, "nothing is known of it"
+    for link in others:
+        said.forget(link, "b")
+    for link in found:
+        said.forget(link, "a")
+    assert said.bytes == 0
+
+
+def test_links_that_are_forgotten_keep_no_ids() -> None:
+    """Those that give way, that another one replaces, and of instances that have left."""
+    index, system = PublishedIndex(40 * BYTES_PER_BLOCK), ids(SIZE * 4, "system")
+    engine = Engine(index)
+    for seed in range(30):
+        engine.serve([seed], ids(32, seed), ids(40, seed))
+        engine.serve([seed], ids(32, seed), ids(40, f"again {seed}"))
+    kept = [link for row in index._ends.values() for link in row.values() if link.ids]
+    assert 0 < len(kept) <= 10
+    assert {link for own in index._said._by_name.values() for link in own.links} == set(kept)
+    for number in range(20):
+        engine = Engine(index, f"a{number}")
+        engine.serve((1,), system, ids(40, number))
+        index.close(engine.name, 0, engine.blocks)
+    last = Engine(index, "last")
+    last.serve((1,), system, ids(40, "last"))
+    assert "a0" not in index._said._by_name
+
+
+def test_a_publisher_that_contradicts_itself_moves_nothing_back() -> None:
+    chains = Chains()
+    link = Link(1, 1, SIZE, 3)
+    chains.keep(Link(5, 9, SIZE, 9), 5, 9)
+    chains.keep(link, 5, 1)
+    chains.grew(5, [6], "", 0.0, b"")
+    assert (link.tail, link.depth, chains.moves) == (5, 9, 0)
+
+
 def test_a_large_set_that_is_lost_is_freed_piece_by_piece() -> None:
     """Nobody waits for that, and what is stored meanwhile frees more than it needs."""
     index = PublishedIndex(1 << 30)
@@ -493,7 +603,7 @@ def test_a_large_set_that_is_lost_is_freed_piece_by_piece() -> None:
     assert len(index._lost) == SWEPT
     lost.apply(Stored(names[:2], None, SIZE), [1, 2])
     assert [link.depth for link in found[:2]] == [0, 0], "not theirs"
-    lost.chains.drop(found[0])
+    lost.chains.forget(found[0])
     assert len(lost) == 2
 
 
