@@ -61,6 +61,8 @@ MOST_UNKNOWN = 64
 """A batch with more events of unknown types, if these are most of it, ends the connection."""
 SLICE_BLOCKS = 512
 """Blocks that are taken in before other tasks have their turn, or as much other work."""
+WORK_BYTES = 64
+"""Bytes of token ids that take as long as a block: 16 ids."""
 _END = (1 << 64) - 1
 """The number behind the last batch of a replay: -1 in 64 bits."""
 _NUMBER_BYTES = 8
@@ -480,7 +482,7 @@ async def _apply(blocks: PublishedBlocks, batch: Batch) -> None:
             blocks.apply(event, _keys(blocks, event))
         else:
             blocks.apply(event)
-        done += _blocks(event) + blocks.chains.moves - before
+        done += _work(event) + blocks.chains.moves - before
         if done >= SLICE_BLOCKS:
             done = 0
             await asyncio.sleep(0)
@@ -489,6 +491,12 @@ async def _apply(blocks: PublishedBlocks, batch: Batch) -> None:
 def _blocks(event: CacheEvent) -> int:
     """Number of blocks of an event; at least one, since each takes time."""
     return 1 if isinstance(event, Cleared) else max(1, len(event.hashes))
+
+
+def _work(event: CacheEvent) -> int:
+    """The time that an event takes, in blocks."""
+    ids = event.ids if isinstance(event, Stored) else b""
+    return max(_blocks(event), len(ids) // WORK_BYTES)
 
 
 def _keys(blocks: PublishedBlocks, event: Stored) -> list[int]:

@@ -504,11 +504,11 @@ async def test_an_engine_cannot_draw_requests_by_what_it_publishes(
         assert all(proxy.router.known.published.is_believed(other) for other in others)
 
 
-@pytest.mark.parametrize(("ids", "links", "turns"), [(1, 0, 0), (0, 400, 4)])
+@pytest.mark.parametrize(("ids", "links", "turns"), [(1, 0, 0), (0, 400, 4), (65_520, 0, 8)])
 async def test_other_tasks_have_turns_between_events_that_take_long(
     ids: int, links: int, turns: int
 ) -> None:
-    """By their blocks, and the prompts whose ends they move along."""
+    """By their blocks, their token ids, and the prompts whose ends they move along."""
     blocks, seen = PublishedBlocks(), 0
     blocks.renew(is_whole=True)
     blocks.apply(Stored([999], None, max(1, ids)))
