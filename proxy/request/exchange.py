@@ -476,6 +476,7 @@ class Exchange:
             else:
                 flow.first_token(now_s, seen=False)
         self._is_legible = answer.status == 200 and not answer.head.is_packed and why is None
+        self._most_output = most_output_tokens(self.out.found.fields)
         if is_whole(self.request, answer):
             self._is_short = self._is_short_answer(answer)
             response = ClientResponse(self.request, answer, self._extra_lines())
@@ -495,7 +496,6 @@ class Exchange:
     ) -> web.StreamResponse:
         """Relay an answer that is not whole yet."""
         owners, record = self.owners, self.record
-        self._most_output = most_output_tokens(self.out.found.fields)
         self.priority = priority_of(self.request.headers, self.out.found.fields)
         moves = self._moves(attempts) if answer.is_stream else None
         # No other instance will be asked: free the prompt before the stream, not after it.
@@ -647,8 +647,6 @@ class Exchange:
         short = self._is_short if stream is None else stream.is_short
         if short:
             most = self._most_output
-            if stream is None:
-                most = most_output_tokens(self.out.found.fields)
             if most is not None and most <= FEW_TOKENS:
                 return
         now_s = self.owners.clock.now_s()
@@ -664,6 +662,8 @@ class Exchange:
             claim = route.claim
             if claim is not None and cached is not None and claim.name == route.decode.name:
                 published.answered(claim, cached)
+            if self._most_output:
+                output = min(output, self._most_output)
             told = route.decode.name, facts, route.reserved_s, self._session, facts.estimate
             published.ended(Ended(*told, tokens, output, cached))
         elif route.first_token_s is not None:

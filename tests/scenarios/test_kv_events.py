@@ -15,6 +15,7 @@ import pytest
 
 from proxy.core.kvcache.links import MOST_GROWING, Link
 from proxy.core.kvcache.published import PublishedBlocks, Stored
+from proxy.core.kvcache.published_index import Ended
 from proxy.fleet import kv_events
 from proxy.net.kv_events.batches import Batch
 from proxy.request import exchange
@@ -530,3 +531,18 @@ async def test_other_tasks_have_turns_between_events_that_take_long(
     beside.cancel()
     assert seen >= turns
     assert blocks.chains.moves == len(events) * min(links, MOST_GROWING)
+
+
+async def test_an_answer_is_no_longer_than_its_client_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its engine may count more, and would have blocks of others taken for its own."""
+    told: list[Ended] = []
+    async with followed(tmp_path) as (proxy, _):
+        monkeypatch.setattr(proxy.router.known.published, "ended", told.append)
+        monkeypatch.setattr(exchange, "most_output_tokens", lambda _: 3)
+        for is_stream in (False, True):
+            body = chat(words(40), stream=is_stream, max_tokens=20)
+            assert (await proxy.post(body)).status == 200
+        await proxy.records(2)
+    assert [ended.output_tokens for ended in told] == [3, 3]
