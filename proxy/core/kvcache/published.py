@@ -112,6 +112,7 @@ class PublishedBlocks:
     it may hold more than is known here. `is_over`: the set was given up, as it was too large.
     `block_tokens`: 0 until the first block. `copies`: physical blocks, as an engine may hold one
     more than once. `full_blocks`: the most of them when one was evicted, 0 before the first.
+    `walked`: blocks that `above` has walked back.
 
     Of the batches: `batches` so far, `gaps` in their numbers, `lost_gaps` that could not be closed,
     `restarts` of the engine, `malformed` ones. The last came at `heard_s`, `lag_s` after it was
@@ -144,6 +145,7 @@ class PublishedBlocks:
         "restarts",
         "skipped_events",
         "stored_blocks",
+        "walked",
     )
 
     def __init__(self, name: str = "", said: Said | None = None, lost: Lost | None = None) -> None:
@@ -161,6 +163,7 @@ class PublishedBlocks:
         self.loras: dict[str, int] = {}
         self.stored_blocks = 0
         self.removed_blocks = 0
+        self.walked = 0
         self.skipped_events = 0
         self.batches = self.gaps = self.lost_gaps = self.restarts = self.malformed = 0
         self.heard_s: float | None = None
@@ -326,8 +329,11 @@ class PublishedBlocks:
     def above(self, name: int, depth: int) -> int | None:
         """The block of a chain that is so deep; None if it is not there, or MOST_BACK further."""
         block = self._blocks.get(name)
-        if block is not None and block.depth - depth > MOST_BACK:
+        back = 0 if block is None else block.depth - depth
+        if back > MOST_BACK:
             return None
+        if back > 0 and depth > 0:
+            self.walked += back
         while block is not None and block.depth > depth > 0:
             if block.before is None:
                 return None

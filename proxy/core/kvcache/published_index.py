@@ -28,6 +28,8 @@ MOST_TRIES: Final = 4
 """Most ended requests whose chain is still looked for, and the tries for each."""
 MOST_LINKED: Final = 16
 """Ended requests whose chain is looked for after one batch of events."""
+MOST_WALKED: Final = 8192
+"""Blocks that are walked back for them: a ms. With the next batch the others have their turn."""
 MOST_ALIKE: Final = 8
 """Most chains of one length that are told apart."""
 SURE: Final = 0.9
@@ -214,16 +216,26 @@ class PublishedIndex:
         """Free a part of the sets that were lost; whether some are left."""
         return self._lost.sweep()
 
-    def came(self, name: str) -> None:
-        """A batch of events of an instance was taken in: it may have the end of a chain."""
+    def came(self, name: str) -> int:
+        """A batch of events of an instance was taken in: it may have the end of a chain.
+
+        Returns how many blocks were walked back to find out.
+        """
         waiting, self._unlinked, tried = self._unlinked, [], 0
+        before = walked = self._walked(name)
         for ended in waiting:
-            if ended.name == name and tried < MOST_LINKED:
+            if ended.name == name and tried < MOST_LINKED and walked - before < MOST_WALKED:
                 tried += 1
                 ended.tries += 1
-                if self._link(ended) or ended.tries >= MOST_TRIES:
+                is_over = self._link(ended) or ended.tries >= MOST_TRIES
+                walked = self._walked(name)
+                if is_over:
                     continue
             self._unlinked.append(ended)
+        return walked - before
+
+    def _walked(self, name: str) -> int:
+        return sum([blocks.walked for blocks in self.ranks(name).values()])
 
     def bound(self) -> str | None:
         """Give up sets while there are too many blocks; returns the name of their instance.

@@ -32,6 +32,8 @@ from proxy.core.kvcache.published import (
 from proxy.core.kvcache.published_index import (
     BYTES_PER_BLOCK,
     MOST_ALIKE,
+    MOST_TRIES,
+    MOST_WALKED,
     RANKS_PER_END,
     Ended,
     PublishedIndex,
@@ -384,6 +386,33 @@ def test_a_chain_that_is_published_late_is_looked_for_with_the_next_batches() ->
     for seed in range(3):
         engine.store(ids(96, f"other {seed}"))
     assert index._unlinked == []
+
+
+def test_chains_that_are_far_to_walk_are_looked_for_a_few_at_a_time() -> None:
+    """Two that are alike to their ends: each request walks both back, and knows no more."""
+    index = PublishedIndex(1 << 30)
+    engine, begun = Engine(index), list(range(1, 11))
+    blocks = engine.blocks
+    blocks.heard_s = 0.0
+    blocks.apply(Stored(begun, None, SIZE))
+    index.ended(Ended("a", facts([1], 160), 0.0, "", 160, 160, 1, None))
+    blocks.heard_s = 10.0
+    for at in (1, 2):
+        blocks.apply(Stored(list(range(at * 10_000, at * 10_000 + 1000)), 10, SIZE))
+    tokens = 1010 * SIZE
+    for end in range(100, 116):
+        index.ended(Ended("a", facts([1, end], tokens), 5.0, "", tokens, tokens, 1, None))
+    each = 2000
+    left = list(index._unlinked)
+    assert len(left) == 16
+    batches = 0
+    while index._unlinked:
+        before, batches = blocks.walked, batches + 1
+        walked = index.came("a")
+        assert 0 < walked == blocks.walked - before < MOST_WALKED + 2 * each
+        assert batches < 99
+    assert {ended.tries for ended in left} == {MOST_TRIES}, "each had its turns"
+    assert batches > MOST_TRIES
 
 
 def test_the_length_of_a_prompt_is_that_of_its_beginning_and_what_follows() -> None:
