@@ -26,7 +26,7 @@ from proxy.core.types import UNIT_TOKENS
 from proxy.fleet.instances import Instances
 from proxy.net.kv_events.batches import Batch, BatchError, decode
 from proxy.net.kv_events.sources import MOST_RANKS, Source, SourcesError, read_sources
-from proxy.net.kv_events.zmtp import READ_BYTES, Channel, Message, ZmtpError
+from proxy.net.kv_events.zmtp import BYTE_S, READ_BYTES, Channel, Message, ZmtpError
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import Upstream
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
@@ -53,8 +53,12 @@ SHARE, BURST_S = 0.2, 0.5
 SHORT_S, LONG_COSTS = 0.005, 20
 """Decoding that takes longer costs so many times as much, since the decoder in C has the
 interpreter for all of it."""
-BLOCK_S, BYTE_S, STEP_S = 5e-6, 5e-9, 2e-7
-"""Cost of a received block, of a byte read, and of a block that is walked back."""
+BLOCK_S, STEP_S, DROP_S = 5e-6, 2e-7, 2e-7
+"""Cost of a received block, of one that is walked back, and of one that is dropped."""
+MESSAGE_S, MALFORMED_S, OPEN_S = 4e-5, 1e-3, 2e-3
+"""Cost of a batch beside its decoding, of one that cannot be read, and of a connection."""
+TURN_S = 0.001
+"""What one instance's events may cost before other tasks have their turn."""
 PARTIAL_BYTES = 16 << 20
 """Messages that are not complete have so much memory together."""
 MOST_UNKNOWN = 64
@@ -104,21 +108,47 @@ class _Feed:
 
     def begin(self, first: int | None) -> None:
         """Begin with an empty set at a batch; None: the engine has published nothing yet."""
-        self.blocks.renew(is_whole=not first)
+        self.forget(is_whole=not first)
         self.last = -1 if not first else first - 1
+
+    def lose(self) -> None:
+        """Batches are missing for good: what the engine holds is not known any more."""
+        self.blocks.lost_gaps += 1
+        self.forget(is_whole=False)
+        self.last = None
+
+    def forget(self, *, is_whole: bool) -> None:
+        """Empty the set. `is_whole`: the engine has no blocks either."""
+        self.of_instance.spend(DROP_S * len(self.blocks))
+        self.blocks.renew(is_whole=is_whole)
 
 
 class _OfInstance:
     """State that the ranks of one instance share: their events' address, and their time.
 
     `ask`: asks the engine for the sources; one question is for all ranks. `decoding`: only one of
-    them decodes, or rests, at a time.
+    them decodes, or rests, at a time. Whatever is done for the instance is paid for, not only its
+    decoding: thousands of small messages cost much that their bytes do not show.
     """
 
-    __slots__ = ("_ask", "_asked_s", "_asking", "_at_s", "_debt_s", "_failed", "_told", "decoding")
+    __slots__ = (
+        "_ask",
+        "_asked_s",
+        "_asking",
+        "_at_s",
+        "_debt_s",
+        "_failed",
+        "_now_s",
+        "_told",
+        "_turn_s",
+        "decoding",
+    )
 
-    def __init__(self, ask: Callable[[], Awaitable[dict[int, Source]]]) -> None:
-        self._ask = ask
+    def __init__(
+        self, ask: Callable[[], Awaitable[dict[int, Source]]], now_s: Callable[[], float]
+    ) -> None:
+        self._ask, self._now_s = ask, now_s
+        self._turn_s = 0.0
         self._asking, self.decoding = asyncio.Lock(), asyncio.Lock()
         self._asked_s, self._at_s, self._debt_s = -math.inf, 0.0, 0.0
         self._told: Mapping[int, Source] = {}
@@ -140,11 +170,30 @@ class _OfInstance:
                 raise
             return self._told
 
-    def spend(self, cost_s: float, now_s: float) -> float:
-        """Note the CPU time that a batch took; the seconds that its instance has to rest for it."""
+    def spend(self, cost_s: float) -> None:
+        """Note CPU time that was spent for the instance."""
+        now_s = self._now_s()
         paid_s = SHARE * (now_s - self._at_s)
         self._debt_s, self._at_s = max(0.0, self._debt_s - paid_s) + cost_s, now_s
-        return max(0.0, self._debt_s - BURST_S) / SHARE
+        self._turn_s += cost_s
+
+    @property
+    def has_to_rest(self) -> bool:
+        """Whether the instance has taken its share, or other tasks wait for their turn."""
+        return self._turn_s >= TURN_S or self._debt_s > BURST_S
+
+    async def pay(self, cost_s: float) -> None:
+        """Note CPU time; after much of it other tasks have their turn, or the instance rests."""
+        self.spend(cost_s)
+        if self.has_to_rest:
+            async with self.decoding:
+                await self.rest()
+
+    async def rest(self) -> None:
+        """Rest until the share allows for more, one turn of the loop at least; in `decoding`."""
+        self.spend(0.0)
+        await asyncio.sleep(max(0.0, self._debt_s - BURST_S) / SHARE)
+        self._turn_s = 0.0
 
 
 def _again(failure: UpstreamFailure | SourcesError) -> UpstreamFailure | SourcesError:
@@ -195,7 +244,7 @@ class KvEvents:
         followed: dict[int, asyncio.Task[None]] = {}
         missed: Set[int] = set()
         fresh_s = pause_s = FRESH_PAUSES * PAUSE_S
-        of_instance = _OfInstance(lambda: self._sources(upstream))
+        of_instance = _OfInstance(lambda: self._sources(upstream), self._clock.now_s)
         async with asyncio.TaskGroup() as group:
             while True:
                 found: Set[int] | None = None
@@ -257,7 +306,7 @@ class KvEvents:
                 except (*_LOST, *DEFECTS) as error:  # nothing of an instance may end all tasks
                     if not isinstance(error, _LOST):
                         _log.exception("instance %s: its KV events cannot be followed", name)
-                        self._lose(feed)
+                        feed.lose()
                     blocks.fault = _plain(error)
                     if blocks.is_connected:
                         # What is known holds for the moment that the next attempt takes.
@@ -280,7 +329,7 @@ class KvEvents:
     async def _listen(self, upstream: Upstream, source: Source, feed: _Feed) -> None:
         """Follow one connection to its end; raises what ended it."""
         name, blocks = upstream.instance.name, feed.blocks
-        opened = await self._open(name, source.host, source.port, "SUB", "PUB")
+        opened = await self._open(feed, source.host, source.port, "SUB", "PUB")
         with closing(opened) as channel:
             with Limit(CONNECT_S):
                 await channel.send(b"\x01" + source.topic)
@@ -291,8 +340,7 @@ class KvEvents:
             self._instances.warn(name, _TOPIC, None)
             while True:
                 try:
-                    with Limit(SILENCE_S):
-                        come = await channel.messages()
+                    come = await channel.messages(SILENCE_S)
                 except TimeoutError:
                     if source.replay_port is not None:
                         await self._catch_up(source, feed)
@@ -300,8 +348,10 @@ class KvEvents:
                 for message in come:
                     await self._hear(source, feed, message)
 
-    async def _open(self, name: str, host: str, port: int, kind: str, peer: str) -> Channel:
-        """A connection to one of an engine's sockets; what it has of a message is counted."""
+    async def _open(self, feed: _Feed, host: str, port: int, kind: str, peer: str) -> Channel:
+        """A connection to one of an engine's sockets; what it has and does is counted."""
+        name = feed.blocks.name
+        await feed.of_instance.pay(OPEN_S)
         channel = await self._connected(host, port, kind, peer)
 
         def hold(held_bytes: int) -> None:
@@ -310,7 +360,7 @@ class KvEvents:
             elif (largest := self._partial.hold(channel, name, held_bytes)) is not None:
                 largest.close()
 
-        channel.on_held = hold
+        channel.on_held, channel.pay = hold, feed.of_instance.pay
         return channel
 
     async def _connected(self, host: str, port: int, kind: str, peer: str) -> Channel:
@@ -330,13 +380,7 @@ class KvEvents:
         if source.replay_port is not None:
             await self._catch_up(source, feed)
         elif feed.last is not None:
-            self._lose(feed)
-
-    def _lose(self, feed: _Feed) -> None:
-        """Batches are missing for good: what the engine holds is not known any more."""
-        feed.blocks.lost_gaps += 1
-        feed.blocks.renew(is_whole=False)
-        feed.last = None
+            feed.lose()
 
     async def _hear(self, source: Source, feed: _Feed, message: Message) -> None:
         """A batch that was published: take it in, unless a replay had it; close a gap before it."""
@@ -353,7 +397,7 @@ class KvEvents:
             if source.replay_port is not None:
                 await self._catch_up(source, feed)
             if feed.misses(number):
-                self._lose(feed)
+                feed.lose()
                 feed.begin(number)
         if feed.wants(number):
             await self._take(feed, number, payload)
@@ -366,7 +410,7 @@ class KvEvents:
         if feed.last is not None and feed.last >= 0:
             return
         is_first = True
-        async with aclosing(self._replay(feed.blocks.name, source, 0)) as batches:
+        async with aclosing(self._replay(feed, source, 0)) as batches:
             async for number, payload in batches:
                 if is_first:
                     feed.begin(number)
@@ -379,13 +423,13 @@ class KvEvents:
         """Take in what follows the last known batch; False: another process has published it."""
         last, is_same = feed.last, False
         assert last is not None
-        async with aclosing(self._replay(feed.blocks.name, source, last)) as batches:
+        async with aclosing(self._replay(feed, source, last)) as batches:
             async for number, payload in batches:
                 if number == last:
                     is_same = xxh3_64_intdigest(payload) == feed.mark
                 elif not is_same and number > last:
                     # The last known batch is not kept any more: what came between is lost.
-                    self._lose(feed)
+                    feed.lose()
                     feed.begin(number)
                     is_same = True
                 if not is_same:
@@ -395,19 +439,17 @@ class KvEvents:
         return is_same
 
     async def _replay(
-        self, name: str, source: Source, first: int
+        self, feed: _Feed, source: Source, first: int
     ) -> AsyncGenerator[tuple[int, bytes]]:
         """The batches that an engine keeps, from a number on."""
         assert source.replay_port is not None
         with closing(
-            await self._open(name, source.host, source.replay_port, "DEALER", "ROUTER")
+            await self._open(feed, source.host, source.replay_port, "DEALER", "ROUTER")
         ) as asked:
             with Limit(CONNECT_S):
                 await asked.send(b"", first.to_bytes(_NUMBER_BYTES, "big"))
             while True:
-                with Limit(REPLAY_S):
-                    come = await asked.messages()
-                for message in come:
+                for message in await asked.messages(REPLAY_S):
                     number, payload = _batch(message)
                     if number == _END:
                         return
@@ -424,21 +466,21 @@ class KvEvents:
         except BatchError as error:
             blocks.malformed += 1
             blocks.fault = str(error)
-            blocks.renew(is_whole=False)
+            feed.forget(is_whole=False)
             return
         blocks.lag_s = self._clock.wall_now() - batch.t
         blocks.skipped_events += batch.other_tier + batch.unknown
         if MOST_UNKNOWN < batch.unknown > len(batch.events) + batch.other_tier:
             # What was known holds no longer, and the next attempts come ever later.
             blocks.is_connected = False
-            self._lose(feed)
+            feed.lose()
             raise ZmtpError("most of its events are of unknown types")
         moves = blocks.chains.moves
         await _apply(blocks, batch)
         more_s = BLOCK_S * (blocks.chains.moves - moves)
         more_s += STEP_S * self._published.came(blocks.name)
         # What an event shows only when it is taken in, the next batch waits for.
-        feed.of_instance.spend(more_s, self._clock.now_s())
+        feed.of_instance.spend(more_s)
         if (name := self._published.bound()) is not None:
             self._instances.warn(name, _TOPIC, _TOO_MANY)
 
@@ -447,17 +489,21 @@ class KvEvents:
 
         Raises BatchError.
         """
-        async with feed.of_instance.decoding:
+        of_instance = feed.of_instance
+        async with of_instance.decoding:
             if len(payload) < THREAD_BYTES:
                 batch, cost_s = _timed(payload)
             else:
                 async with self._decoding:
                     batch, cost_s = await asyncio.to_thread(_timed, payload)
-            cost_s *= LONG_COSTS if cost_s > SHORT_S else 1
+            cost_s *= LONG_COSTS if cost_s + BYTE_S * len(payload) > SHORT_S else 1
             if isinstance(batch, Batch):
-                cost_s += BLOCK_S * sum(map(_blocks, batch.events))
-            if rest_s := feed.of_instance.spend(cost_s, self._clock.now_s()):
-                await asyncio.sleep(rest_s)
+                cost_s += MESSAGE_S + BLOCK_S * sum(map(_blocks, batch.events))
+            else:
+                cost_s += MALFORMED_S
+            of_instance.spend(cost_s)
+            if of_instance.has_to_rest:
+                await of_instance.rest()
         if isinstance(batch, str):
             raise BatchError(batch)
         return batch
@@ -470,7 +516,7 @@ def _timed(payload: bytes) -> tuple[Batch | str, float]:
         found: Batch | str = decode(payload)
     except BatchError as error:
         found = str(error)  # without its frames, which hold the payload
-    return found, time.thread_time() - begun_s + BYTE_S * len(payload)
+    return found, time.thread_time() - begun_s
 
 
 async def _apply(blocks: PublishedBlocks, batch: Batch) -> None:

@@ -9,11 +9,13 @@ bytes of a peer, in whatever pieces they come; `Channel` is a connection of it. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from typing import Self
+from typing import Self, cast
 
 from proxy.net import tcp
+from proxy.net.timeouts import Limit
 
 GREETING_BYTES = 64
 _SIGNATURE_END = 10
@@ -24,10 +26,18 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 _SHORT_HEAD, _LONG_HEAD = 2, 9
 _SHORT_MOST = 255
 READ_BYTES = 64 << 10
-"""Most bytes that are decoded at once, so that other tasks have their turn."""
+"""Most bytes that are read at once, so that other tasks have their turn."""
+FRAMES = 64
+"""Most frames that are decoded at once: one of two bytes takes as long as one of hundreds."""
+READ_S, FRAME_S, BYTE_S = 3e-5, 5e-6, 5e-9
+"""Cost of a read, of a frame in it, and of a byte."""
 MOST_BYTES = 1 << 20
 """A longer message is refused. One step of an engine is a few hundred KiB at most."""
 MOST_PARTS = 16
+COMMAND_BYTES = 4096
+"""A longer command is refused. READY has a few properties, and each of them may be of 5 bytes."""
+_CONTEXT_END = 18
+"""The end of a PING's context, behind the time it allows: longer ones are cut, as libzmq does."""
 _ERROR_CHARS = 200
 Message = list[bytes]
 
@@ -39,7 +49,7 @@ class ZmtpError(Exception):
 class Decoder:
     """The bytes that a peer sends, as messages. `peer_type`: the socket type that it must have.
 
-    `replies`: what has to be sent to the peer in return.
+    `replies`: what has to be sent to the peer in return. `frames`: how many were decoded last.
     """
 
     def __init__(self, peer_type: str) -> None:
@@ -49,6 +59,7 @@ class Decoder:
         self._parts: Message = []
         self._size = 0
         self.is_ready = False
+        self.frames = 0
         self.replies = bytearray()
 
     @property
@@ -56,17 +67,23 @@ class Decoder:
         """Bytes of what is not complete."""
         return len(self._buffer) + self._size
 
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages that these bytes complete; raises ZmtpError."""
+    @property
+    def is_behind(self) -> bool:
+        """Whether frames may be left that no more bytes are needed for."""
+        return self.frames >= FRAMES
+
+    def feed(self, data: bytes = b"") -> list[Message]:
+        """The messages that the next FRAMES frames complete; raises ZmtpError."""
         buffer = self._buffer
         buffer += data
-        at, found = 0, []
+        at, self.frames, found = 0, 0, []
         if not self._is_greeted:
             _check_greeting(buffer)
             if len(buffer) < GREETING_BYTES:
                 return []
             self._is_greeted, at = True, GREETING_BYTES
-        while (frame := self._frame(at)) is not None:
+        while self.frames < FRAMES and (frame := self._frame(at)) is not None:
+            self.frames += 1
             flags, start, end = frame
             body, at = bytes(buffer[start:end]), end
             if flags & _COMMAND:
@@ -89,6 +106,8 @@ class Decoder:
         if len(buffer) < start:
             return None
         size = int.from_bytes(buffer[at + 1 : start], "big")
+        if flags & _COMMAND and size > COMMAND_BYTES:
+            raise ZmtpError(f"a command of over {COMMAND_BYTES >> 10} KiB")
         if self._size + size > MOST_BYTES or len(self._parts) >= MOST_PARTS:
             raise ZmtpError(f"a message of over {MOST_BYTES >> 20} MiB or {MOST_PARTS} parts")
         return None if len(buffer) < start + size else (flags, start, start + size)
@@ -103,20 +122,26 @@ class Decoder:
 
     def _command(self, body: bytes) -> None:
         length = body[0] if body else 0
+        if not 0 < length < len(body):
+            raise ZmtpError("the peer does not speak ZMTP: a command without a name")
         name, data = body[1 : 1 + length], body[1 + length :]
-        if name == b"READY":
-            kind = _properties(data).get(b"socket-type", b"")
-            if kind != self._peer_type:
-                wanted, told = self._peer_type.decode(), kind.decode("ascii", "replace")
-                raise ZmtpError(
-                    f"its socket is {told[:_ERROR_CHARS] or 'of no type'}, not {wanted}"
-                )
-            self.is_ready = True
-        elif name == b"ERROR":
+        if name == b"ERROR":
             reason = data[1:].decode("ascii", "replace")[:_ERROR_CHARS]
             raise ZmtpError(f"the peer refuses the connection: {reason or 'no reason given'}")
+        if (name == b"READY") is self.is_ready:
+            raise ZmtpError("the peer does not speak ZMTP: its first command alone is READY")
+        if not self.is_ready:
+            self._greet(data)
         elif name == b"PING":
-            self.replies += command(b"PONG", data[2:])
+            self.replies += command(b"PONG", data[2:_CONTEXT_END])
+
+    def _greet(self, data: bytes) -> None:
+        """The properties of the peer's READY."""
+        kind = _properties(data).get(b"socket-type", b"")
+        if kind != self._peer_type:
+            wanted, told = self._peer_type.decode(), kind.decode("ascii", "replace")
+            raise ZmtpError(f"its socket is {told[:_ERROR_CHARS] or 'of no type'}, not {wanted}")
+        self.is_ready = True
 
 
 def _check_greeting(begun: bytearray) -> None:
@@ -177,6 +202,12 @@ def _nobody(held_bytes: int) -> None:
     del held_bytes
 
 
+async def _turn(cost_s: float) -> None:
+    """Whoever pays nothing gives other tasks their turn."""
+    del cost_s
+    await asyncio.sleep(0)
+
+
 class Channel:
     """One connection to a socket of a peer; used by one task at a time, and closed by it.
 
@@ -188,6 +219,10 @@ class Channel:
     ) -> None:
         self._reader, self._writer, self._decoder = reader, writer, decoder
         self._come: list[Message] = []
+        self._owed_s = 0.0
+        self._is_paused = False
+        self.pay: Callable[[float], Awaitable[None]] = _turn
+        """Awaited with what the last read or frames cost, in seconds, before there are others."""
         self.on_held: Callable[[int], None] = _nobody
         """Called with the bytes of what is not complete, after each read; with 0 at the end."""
 
@@ -201,7 +236,7 @@ class Channel:
             tcp.watch(writer.get_extra_info("socket"))
             writer.write(GREETING + ready(socket_type))
             while not channel._decoder.is_ready:
-                channel._come += await channel._read()
+                await channel._read()  # READY is the first frame, so the turns are few
             unless_ready.pop_all()
         return channel
 
@@ -215,23 +250,53 @@ class Channel:
         self._writer.write(message(parts))
         await self._writer.drain()
 
-    async def messages(self) -> list[Message]:
-        """The next messages, one at least, of at most `READ_BYTES` more; others get a turn."""
+    async def messages(self, within_s: float = math.inf) -> list[Message]:
+        """The next messages, one at least, of at most FRAMES frames.
+
+        Raises TimeoutError if none come in that time, of which paying for others is no part.
+        """
+        now_s = asyncio.get_running_loop().time
         while not self._come:
-            self._come = await self._read()
-        await asyncio.sleep(0)
+            await self._pay()
+            begun_s = now_s()
+            with Limit(within_s):
+                await self._read()
+            within_s -= now_s() - begun_s
+        await self._pay()
         come, self._come = self._come, []
         return come
 
-    async def _read(self) -> list[Message]:
-        data = await self._reader.read(READ_BYTES)
-        if not data:
-            raise ZmtpError("the peer has closed the connection")
-        come = self._decoder.feed(data)
-        self.on_held(self._decoder.held_bytes)
-        if self._decoder.replies:
+    async def _pay(self) -> None:
+        owed_s, self._owed_s = self._owed_s, 0.0
+        if owed_s:
+            await self.pay(owed_s)
+
+    async def _read(self) -> None:
+        """Decode the next frames: of what is there already, or of what comes."""
+        decoder = self._decoder
+        data = b"" if decoder.is_behind else await self._data()
+        self._come += decoder.feed(data)
+        self._owed_s += FRAME_S * decoder.frames
+        self.on_held(decoder.held_bytes)
+        if decoder.replies:
             if self._writer.transport.get_write_buffer_size() > READ_BYTES:
                 raise ZmtpError("the peer takes no answers")
-            self._writer.write(bytes(self._decoder.replies))
-            self._decoder.replies.clear()
-        return come
+            self._writer.write(bytes(decoder.replies))
+            decoder.replies.clear()
+
+    async def _data(self) -> bytes:
+        """What comes next. Meanwhile nothing is received: each piece of a byte would be a turn."""
+        # uvloop's is no subclass of asyncio.Transport
+        transport = cast("asyncio.Transport", self._writer.transport)
+        if self._is_paused:
+            self._is_paused = False
+            transport.resume_reading()
+        data = await self._reader.read(READ_BYTES)
+        # The reader does the same where it has much; its own pause is not to be ended here.
+        if transport.is_reading():
+            transport.pause_reading()
+            self._is_paused = True
+        self._owed_s += READ_S + BYTE_S * len(data)
+        if not data:
+            raise ZmtpError("the peer has closed the connection")
+        return data

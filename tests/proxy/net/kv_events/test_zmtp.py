@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.net.kv_events import zmtp
 from proxy.net.kv_events.zmtp import GREETING, Channel, Decoder, ZmtpError, command, message, ready
+from proxy.net.timeouts import TICK_S
 
 LIBZMQ = bytes.fromhex("ff00000000000000017f0301") + b"NULL".ljust(20, b"\0") + bytes(32)
 """The greeting of libzmq 4.3, which speaks 3.1."""
@@ -22,6 +23,14 @@ parts = st.lists(
 )
 
 
+def fed(decoder: Decoder, raw: bytes) -> list[list[bytes]]:
+    """All messages of these bytes, in as many turns as they take."""
+    come = decoder.feed(raw)
+    while decoder.is_behind:
+        come += decoder.feed()
+    return come
+
+
 @given(st.lists(parts.filter(lambda p: len(p) <= zmtp.MOST_PARTS), max_size=5), st.data())
 def test_messages_come_out_whole_whatever_the_pieces(sent: list[list[bytes]], data) -> None:
     raw = LIBZMQ + LIBZMQ_READY + b"".join(message(m) for m in sent)
@@ -29,7 +38,7 @@ def test_messages_come_out_whole_whatever_the_pieces(sent: list[list[bytes]], da
     decoder = Decoder("PUB")
     come = []
     for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
-        come += decoder.feed(raw[start:end])
+        come += fed(decoder, raw[start:end])
     assert come == sent
     assert decoder.is_ready
 
@@ -55,6 +64,33 @@ def test_a_ping_is_answered_with_what_it_has() -> None:
     assert bytes(decoder.replies) == command(b"PONG", b"context")
 
 
+def test_a_ping_is_answered_with_no_more_than_it_may_have() -> None:
+    decoder = Decoder("PUB")
+    decoder.feed(LIBZMQ + LIBZMQ_READY + command(b"PING", b"\0\x0a" + b"x" * 4000))
+    assert bytes(decoder.replies) == command(b"PONG", b"x" * 16)
+
+
+@pytest.mark.parametrize(
+    ("frame", "per_message"),
+    [(message([b""]), 1), (message([b"", b""]), 2), (command(b"x", b""), 0)],
+)
+def test_so_many_frames_are_decoded_at_once(frame: bytes, per_message: int) -> None:
+    """Frames of a few bytes take as long as long ones."""
+    decoder = Decoder("PUB")
+    decoder.feed(LIBZMQ + LIBZMQ_READY)
+    sent = 1000
+    come = decoder.feed(frame * sent)
+    turns, frames = 1, decoder.frames
+    while decoder.is_behind:
+        assert decoder.frames <= zmtp.FRAMES
+        come += decoder.feed()
+        turns, frames = turns + 1, frames + decoder.frames
+    assert frames == sent * max(1, per_message)
+    assert turns == frames // zmtp.FRAMES + 1
+    assert len(come) == (sent if per_message else 0)
+    assert decoder.held_bytes == 0
+
+
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
@@ -69,6 +105,12 @@ def test_a_ping_is_answered_with_what_it_has() -> None:
         (LIBZMQ + LIBZMQ_READY + b"\x02" + b"\xff" * 8, "over 1 MiB"),
         (LIBZMQ + LIBZMQ_READY + b"\x01\x00" * 17, "16 parts"),
         (LIBZMQ + b"\x04\x0b\x05READY\x03abc\xff", "READY is cut"),
+        (LIBZMQ + LIBZMQ_READY + b"\x04\x00", "a command without a name"),
+        (LIBZMQ + LIBZMQ_READY + b"\x04\x01\x00", "a command without a name"),
+        (LIBZMQ + LIBZMQ_READY + b"\x04\x03\x04PI", "a command without a name"),
+        (LIBZMQ + command(b"PING", b"\0\0"), "its first command alone is READY"),
+        (LIBZMQ + LIBZMQ_READY * 2, "its first command alone is READY"),
+        (LIBZMQ + LIBZMQ_READY + b"\x06" + (4097).to_bytes(8, "big"), "a command of over 4 KiB"),
     ],
 )
 def test_what_is_no_peer_is_said(raw: bytes, why: str) -> None:
@@ -127,3 +169,75 @@ async def test_a_peer_that_is_none_is_left_at_once() -> None:
         with pytest.raises(ZmtpError, match="does not speak ZMTP"):
             await Channel.open("127.0.0.1", port, "SUB", "PUB")
         await left.wait()
+
+
+async def test_a_peer_pays_for_each_frame_and_is_not_read_meanwhile() -> None:
+    """Commands too, of which nobody hears; no payment is for more than one turn."""
+    sent = 1000
+
+    async def publish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(LIBZMQ + LIBZMQ_READY + command(b"x", b"") * sent + message([b"kv"]))
+        await reader.read(-1)
+
+    paid: list[float] = []
+
+    async def pay(cost_s: float) -> None:
+        assert not channel._writer.transport.is_reading()  # type: ignore[attr-defined]
+        paid.append(cost_s)
+
+    async with peer(publish) as port:
+        channel = await Channel.open("127.0.0.1", port, "SUB", "PUB")
+        channel.pay = pay
+        assert await channel.messages() == [[b"kv"]]
+        channel.close()
+    assert len(paid) >= sent // zmtp.FRAMES
+    assert sum(paid) >= sent * zmtp.FRAME_S
+    turn_s = zmtp.FRAMES * zmtp.FRAME_S
+    assert max(paid) <= 2 * turn_s + zmtp.READ_S + zmtp.BYTE_S * zmtp.READ_BYTES
+
+
+async def test_each_piece_of_a_frame_is_paid_for() -> None:
+    """One byte at a time: each takes a turn of the loop, and completes nothing."""
+    raw = message([b"x" * 100])
+    read = asyncio.Event()
+
+    async def publish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(LIBZMQ + LIBZMQ_READY)
+        for at in range(len(raw)):
+            writer.write(raw[at : at + 1])
+            await read.wait()
+            read.clear()
+        await reader.read(-1)
+
+    paid: list[float] = []
+
+    async def pay(cost_s: float) -> None:
+        paid.append(cost_s)
+        read.set()
+
+    async with peer(publish) as port:
+        channel = await Channel.open("127.0.0.1", port, "SUB", "PUB")
+        channel.pay = pay
+        assert await channel.messages() == [[b"x" * 100]]
+        channel.close()
+    assert sum(paid) >= (len(raw) - 1) * zmtp.READ_S
+
+
+async def test_paying_is_no_part_of_the_time_for_a_message() -> None:
+    async def publish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        begin = message([b"1"]) + command(b"x", b"") * 2 * zmtp.FRAMES
+        writer.write(LIBZMQ + LIBZMQ_READY + begin + message([b"2"]))
+        await reader.read(-1)
+
+    async def pay(cost_s: float) -> None:
+        assert cost_s > 0
+        await asyncio.sleep(4 * TICK_S)
+
+    async with peer(publish) as port:
+        channel = await Channel.open("127.0.0.1", port, "SUB", "PUB")
+        assert await channel.messages() == [[b"1"]]
+        channel.pay = pay
+        assert await channel.messages(2 * TICK_S) == [[b"2"]]
+        with pytest.raises(TimeoutError):
+            await channel.messages(TICK_S)
+        channel.close()
