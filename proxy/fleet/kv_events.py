@@ -55,7 +55,7 @@ SHORT_S, LONG_COSTS = 0.005, 20
 interpreter for all of it."""
 BLOCK_S, STEP_S, DROP_S = 5e-6, 2e-7, 2e-7
 """Cost of a received block, of one that is walked back, and of one that is dropped."""
-MESSAGE_S, MALFORMED_S, OPEN_S = 4e-5, 1e-3, 2e-3
+MESSAGE_S, MALFORMED_S, OPEN_S = 3e-5, 1e-3, 2e-3
 """Cost of a batch beside its decoding, of one that cannot be read, and of a connection."""
 TURN_S = 0.001
 """What one instance's events may cost before other tasks have their turn."""
@@ -476,7 +476,7 @@ class KvEvents:
             feed.lose()
             raise ZmtpError("most of its events are of unknown types")
         moves = blocks.chains.moves
-        await _apply(blocks, batch)
+        await _apply(feed, batch)
         more_s = BLOCK_S * (blocks.chains.moves - moves)
         more_s += STEP_S * self._published.came(blocks.name)
         # What an event shows only when it is taken in, the next batch waits for.
@@ -519,14 +519,16 @@ def _timed(payload: bytes) -> tuple[Batch | str, float]:
     return found, time.thread_time() - begun_s
 
 
-async def _apply(blocks: PublishedBlocks, batch: Batch) -> None:
+async def _apply(feed: _Feed, batch: Batch) -> None:
     """Take in a batch, in slices; a prompt's end that moves along counts as a block."""
-    done = 0
+    blocks, done = feed.blocks, 0
     for event in batch.events:
         before = blocks.chains.moves
         if isinstance(event, Stored):
             blocks.apply(event, _keys(blocks, event))
         else:
+            if isinstance(event, Cleared):
+                feed.of_instance.spend(DROP_S * len(blocks))
             blocks.apply(event)
         done += _work(event) + blocks.chains.moves - before
         if done >= SLICE_BLOCKS:

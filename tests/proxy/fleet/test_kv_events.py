@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.core.kvcache.published import PublishedBlocks, Stored
+from proxy.core.kvcache.published import Cleared, PublishedBlocks, Stored
 from proxy.fleet import kv_events
 from proxy.net.kv_events import zmtp
+from proxy.net.kv_events.batches import Batch
 from proxy.net.kv_events.sources import Source
 from tests.support.harness import RawEngine, ServedProxy, until
 
@@ -140,13 +141,23 @@ async def test_an_instance_rests_for_all_of_its_ranks(monkeypatch: pytest.Monkey
     assert one_s * payments >= kv_events.SHARE * elapsed_s, "no longer than it has to"
 
 
-def test_dropped_blocks_are_paid_for(spent: list[float]) -> None:
+async def test_dropped_blocks_are_paid_for(spent: list[float]) -> None:
     """A message of a few bytes may empty a set of a million."""
     blocks = PublishedBlocks()
     feed = kv_events._Feed(blocks, kv_events._OfInstance(nothing_to_ask, lambda: 0.0))
-    for begin in (lambda: feed.begin(7), feed.lose, lambda: feed.forget(is_whole=True)):
+
+    async def clear() -> None:
+        await kv_events._apply(feed, Batch(0.0, [Cleared()]))
+
+    async def begin() -> None:
+        feed.begin(7)
+
+    async def lose() -> None:
+        feed.lose()
+
+    for drop in (clear, begin, lose):
         blocks.apply(Stored(list(range(1000)), None, 16))
         spent.clear()
-        begin()
+        await drop()
         assert not len(blocks)
         assert sum(spent) >= 1000 * kv_events.DROP_S
