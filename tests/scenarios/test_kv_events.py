@@ -18,6 +18,7 @@ from proxy.core.kvcache.published import PublishedBlocks, Stored
 from proxy.core.kvcache.published_index import Ended
 from proxy.fleet import kv_events
 from proxy.net.kv_events.batches import Batch
+from proxy.net.kv_events.sources import Source
 from proxy.request import exchange
 from replayer.engine.kvcache import BlockPool
 from replayer.simulator.host import SimEngine, SimFleet
@@ -526,8 +527,12 @@ async def test_other_tasks_have_turns_between_events_that_take_long(
             seen += 1
             await asyncio.sleep(0)
 
+    async def unasked() -> dict[int, Source]:
+        return {}
+
     beside = asyncio.create_task(others())
-    await kv_events._apply(blocks, Batch(0.0, list(events)))
+    feed = kv_events._Feed(blocks, kv_events._OfInstance(unasked, lambda: 0.0))
+    await kv_events._apply(feed, Batch(0.0, list(events)))
     beside.cancel()
     assert seen >= turns
     assert blocks.chains.moves == len(events) * min(links, MOST_GROWING)
