@@ -14,7 +14,7 @@ from proxy.protocol.memo import Memo
 LINE_BYTES = 256
 """A longer chunk size line, extensions included, is refused; a trailer line may have 8 KiB."""
 TRAILER_BYTES = 8192
-SMALL_CHUNKS, CHUNK_BYTES = 2048, 64
+SMALL_CHUNKS, CHUNK_BYTES = 8192, 64
 """Chunks that may be small: a chunk takes the time of CHUNK_BYTES or more of body. Beyond this
 number a body's chunks are on average longer than their size lines by CHUNK_BYTES."""
 MOST_SPARE = SMALL_CHUNKS * CHUNK_BYTES

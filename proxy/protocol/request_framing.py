@@ -11,13 +11,14 @@ import re
 from enum import StrEnum
 from ipaddress import IPv6Address
 
-from proxy.protocol.framing import CHUNK_BYTES, MOST_SPARE, Chunked
+from proxy.protocol.framing import CHUNK_BYTES, Chunked
 
 HEAD_BYTES = 65536
 """A longer head is refused."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-MORE_CHUNKS = 16
-"""Small chunks that each request may have beside SMALL_CHUNKS of its connection."""
+FIRST_CHUNKS, MORE_CHUNKS = 2048, 16
+"""Small chunks that a connection may send, and more of them with each request."""
+_MOST_SPARE = FIRST_CHUNKS * CHUNK_BYTES
 _TARGET = re.compile(r"/[!\"$-\[\]-~]*")
 _NAME = re.compile(r"([A-Za-z0-9._~-]+|\[([0-9A-Fa-f:.]{2,45})\])?(?::([0-9]{0,5}))?")
 _END = b"\r\n\r\n"
@@ -93,7 +94,7 @@ class RequestFraming:
         self.pending = bytearray()
         """Bytes from the beginning of a message whose head `head` has not returned yet."""
         self._chunks: Chunked | None = None
-        self._spare = MOST_SPARE
+        self._spare = _MOST_SPARE
 
     @property
     def is_between(self) -> bool:
@@ -152,6 +153,6 @@ class RequestFraming:
         self.pending.clear()
         if length is None:
             earned = self._spare + MORE_CHUNKS * CHUNK_BYTES
-            self._chunks = Chunked(min(earned, MOST_SPARE))
+            self._chunks = Chunked(min(earned, _MOST_SPARE))
         self.left = length or 0
         self.feed(data)

@@ -141,7 +141,7 @@ async def test_f07_the_head_drips(rig: Floor) -> None:
 
 async def test_f180_a_refusal_in_very_many_pieces(rig: Floor) -> None:
     head = b"HTTP/1.1 400 Bad\r\nContent-Type: application/json\r\n"
-    body = orjson.dumps({"error": {"message": "x" * 1500, "type": "bad"}})
+    body = orjson.dumps({"error": {"message": "x" * 3000, "type": "bad"}})
     pieces = [head + b"Transfer-Encoding: chunked\r\n\r\n"]
     for letter in body:
         pieces += [b"1\r", b"\n", bytes([letter]) + b"\r\n"]

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from proxy.protocol.framing import (
     CHUNK_BYTES,
-    SMALL_CHUNKS,
     FramingError,
     SmallChunksError,
     wrap,
 )
 from proxy.protocol.request_framing import (
+    FIRST_CHUNKS,
     MORE_CHUNKS,
     RequestFraming,
     is_authority,
@@ -74,7 +74,7 @@ def asked(bounds: RequestFraming, body: bytes) -> None:
 
 
 def test_chunks_of_a_connection_are_counted_over_its_requests() -> None:
-    third = b"1\r\na\r\n" * (SMALL_CHUNKS // 3) + LAST
+    third = b"1\r\na\r\n" * (FIRST_CHUNKS // 3) + LAST
     bounds = RequestFraming()
     asked(bounds, third)
     asked(bounds, third)
@@ -84,13 +84,13 @@ def test_chunks_of_a_connection_are_counted_over_its_requests() -> None:
 
 def test_large_chunks_have_no_such_end() -> None:
     bounds = RequestFraming()
-    asked(bounds, wrap(b"a" * (CHUNK_BYTES + len(b"80\r\n"))) * SMALL_CHUNKS * 3 + LAST)
+    asked(bounds, wrap(b"a" * (CHUNK_BYTES + len(b"80\r\n"))) * FIRST_CHUNKS * 3 + LAST)
     assert bounds.is_between
 
 
 def test_a_connection_may_have_any_number_of_requests_in_a_few_chunks() -> None:
     bounds = RequestFraming()
-    for _ in range(SMALL_CHUNKS):
+    for _ in range(FIRST_CHUNKS):
         asked(bounds, wrap(b"a") * (MORE_CHUNKS - 1) + LAST)
 
 

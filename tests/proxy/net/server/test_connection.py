@@ -23,8 +23,7 @@ from proxy.cli import NO_PARSER
 from proxy.net.server import connection as server_connection
 from proxy.net.server.refusals import RefusalLog
 from proxy.net.server.request_loop import SerialHandler
-from proxy.protocol.framing import SMALL_CHUNKS
-from proxy.protocol.request_framing import Refusal
+from proxy.protocol.request_framing import FIRST_CHUNKS, Refusal
 from proxy.telemetry.log import LOG_EVERY_S
 from tests.proxy.request.test_client_request import post, raw
 from tests.support.harness import WAIT_S, RawEngine, ServedProxy, apart, chunk, plain, says, until
@@ -239,12 +238,12 @@ async def test_what_is_behind_many_small_chunks_is_not_parsed(
         async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             before = sum(parsed)
             async with connect(proxy) as (reader, writer):
-                writer.write((CHUNKED + b"1\r\n \r\n" * SMALL_CHUNKS * 2 + LAST) * 8)
+                writer.write((CHUNKED + b"1\r\n \r\n" * FIRST_CHUNKS * 2 + LAST) * 8)
                 async with asyncio.timeout(WAIT_S):
                     assert b" 400 " in await reader.readuntil(b"\r\n")
                 await proxy.at_rest()
             assert not engine.posts
-    most = len(b"1\r\n \r\n") * SMALL_CHUNKS + server_connection.SLICE_BYTES + 200
+    most = len(b"1\r\n \r\n") * FIRST_CHUNKS + server_connection.SLICE_BYTES + 200
     assert sum(parsed) - before <= most
 
 
