@@ -42,10 +42,10 @@ from proxy.protocol.request_framing import (
 )
 
 QUEUED_MAX = 8
-SLICE_BYTES, SLICE_LINES = 16384, 1024
-"""A longer read of more lines, which are many small chunks or heads, is parsed in slices."""
 """Requests that may wait behind the one in service; more abort the connection. From 32 on aiohttp
 would stop reading and not see the client leave."""
+SLICE_BYTES, SLICE_LINES = 16384, 1024
+"""A longer read of more lines, which are many small chunks or heads, is parsed in slices."""
 LONG_READ_BYTES, LONG_READS = 131072, 3
 """After this many reads of this length the other connections get a turn. libuv reads up to 32 times
 in a row. A turn after each read cost 2 % more for 400 kB. Behind a request's first read its handler
@@ -117,18 +117,21 @@ class ClientConnection(SerialHandler):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client; none if a paused parser is to go on."""
+        if self._is_broken:
+            return
         if self._is_silent or len(data) >= LONG_READ_BYTES:
             self._note_read(data)
-        if len(data) > SLICE_BYTES and data.count(b"\n") > SLICE_LINES:
+        size = len(data)
+        # Within a body of known length there is nothing to count.
+        if size > SLICE_BYTES and self._bounds.left < size and data.count(b"\n") > SLICE_LINES:
             # The parser takes all that it gets before the framing is asked whether it goes on.
-            for at in range(0, len(data), SLICE_BYTES):
-                self._receive(data[at : at + SLICE_BYTES])
+            for at in range(0, size, SLICE_BYTES):
+                if not self._is_broken:
+                    self._receive(data[at : at + SLICE_BYTES])
         else:
             self._receive(data)
 
     def _receive(self, data: bytes) -> None:
-        if self._is_broken:
-            return
         before, bounds = self.request_count, self._bounds
         super().data_received(data)
         new = self.request_count - before
