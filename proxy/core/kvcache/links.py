@@ -19,9 +19,11 @@ MOST_IDS_BYTES: Final = 8192
 """Bytes of token ids kept of the end of a chain, to compare an answer with: 2048 ids. Of a
 longer answer none are kept."""
 MOST_SAID_BYTES: Final = 32 << 20
-"""Bytes of token ids that all links have together, with what each costs besides:"""
+"""Bytes of the token ids that all links have together."""
 SAID_BYTES: Final = 400
+"""What a link's ids take beside their own bytes."""
 ROOM_BYTES: Final = MOST_SAID_BYTES >> 7
+"""What is freed beyond the bound, so that not every new link has to look for the oldest."""
 MOST_GROWING: Final = 8
 """Links at one block that wait for an answer's last block: each moves with the next block. Of more,
 the oldest stays where it is."""

@@ -37,7 +37,7 @@ MOST_PARTS = 16
 COMMAND_BYTES = 4096
 """A longer command is refused. READY has a few properties, and each of them may be of 5 bytes."""
 _CONTEXT_END = 18
-"""The end of a PING's context, behind the time it allows: longer ones are cut, as libzmq does."""
+"""The end of a PING's context, behind the time it allows: ZMTP 3.1 has 16 bytes at most."""
 _ERROR_CHARS = 200
 Message = list[bytes]
 
