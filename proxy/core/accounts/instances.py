@@ -32,9 +32,9 @@ class InstanceState:
     (`InstanceStates.assume_sizes`). `start_s`: when its process started, unix seconds, where its
     metrics tell. `bytes_per_token`: of prompts, by model, and `tokens_per_event`: of output, both
     as its usage says. `released`: what ending streams gave back. `cooldown_until_s`: its engine is
-    at capacity, as its `refusals` tell. `unreleased`: until when broken hand-overs may have left
-    how many tokens pinned. `cache`: its assumed contents. `times`: how long it takes and what is
-    reserved on it, None until `Latency` is asked for it.
+    at capacity, as its `refusals` tell. `unreleased`: until when broken hand-overs may have
+    left how many tokens pinned, `unreleased_tokens` in all. `cache`: its assumed contents.
+    `times`: how long it takes and what is reserved on it, None until `Latency` is asked for it.
     """
 
     __slots__ = (
@@ -55,6 +55,7 @@ class InstanceState:
         "times",
         "tokens_per_event",
         "unreleased",
+        "unreleased_tokens",
     )
 
     def __init__(self, name: str) -> None:
@@ -71,6 +72,7 @@ class InstanceState:
         self.tokens_per_event: OwnRatio | None = None
         self.released = ReleaseRate()
         self.unreleased: deque[tuple[float, int]] = deque()
+        self.unreleased_tokens = 0
         self.cooldown_until_s = -math.inf
         self.refusals = Refusals()
         self.cache = EngineCache(name)

@@ -11,7 +11,6 @@ timeout has freed it.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 
 from proxy.core.accounts.instances import InstanceState, InstanceStates
@@ -76,7 +75,9 @@ class UnreleasedKv:
         """`tokens` may be pinned on an instance from now on."""
         until_s = now_s + self._hold_s
         self._until_s = max(self._until_s, until_s)
-        self._states.of(name).unreleased.append((until_s, tokens))
+        state = self._states.of(name)
+        state.unreleased.append((until_s, tokens))
+        state.unreleased_tokens += tokens
 
     def on(self, name: str, now_s: float) -> tuple[int, int]:
         """Number of hand-overs whose KV an instance may still hold, and their tokens."""
@@ -87,12 +88,12 @@ class UnreleasedKv:
         if now_s >= self._until_s:
             return [NONE_UNRELEASED] * len(states)
         return [
-            _unreleased(state.unreleased, now_s) if state.unreleased else NONE_UNRELEASED
-            for state in states
+            _unreleased(state, now_s) if state.unreleased else NONE_UNRELEASED for state in states
         ]
 
 
-def _unreleased(entries: deque[tuple[float, int]], now_s: float) -> tuple[int, int]:
+def _unreleased(state: InstanceState, now_s: float) -> tuple[int, int]:
+    entries = state.unreleased
     while entries and entries[0][0] <= now_s:
-        entries.popleft()
-    return len(entries), sum(tokens for _, tokens in entries)
+        state.unreleased_tokens -= entries.popleft()[1]
+    return len(entries), state.unreleased_tokens
