@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 from urllib.parse import urlsplit
 
 from proxy.config.values import InstanceSpec
@@ -28,6 +29,8 @@ _LATE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE})
 """Probe failures that a serving instance may have: it, or the network, is slow."""
 _CARD = (LENGTH, "root")
 """Members of a model's card that should be alike on all instances."""
+_MOST_COMPARED = 256
+"""Models of an instance that are compared with others'; an engine may list thousands."""
 _EACH_ITSELF = "the proxy cannot see which engine has cached what; give each engine as an instance"
 _MOST_ADDRESSES = 8
 _MOST_TOLD, _SHOWN = 3, 100
@@ -189,9 +192,11 @@ class Instances:
         Those of adapters have a path for `root`, and their base model's length.
         """
         if name in self.by_name:
-            models = [card for card in cards if not card.get("parent")]
-            self._cards[name] = {str(c["id"]): tuple(c.get(key) for key in _CARD) for c in models}
-            self._compare_cards()
+            models = islice((card for card in cards if not card.get("parent")), _MOST_COMPARED)
+            told = {str(c["id"]): tuple(c.get(key) for key in _CARD) for c in models}
+            if told != self._cards.get(name):
+                self._cards[name] = told
+                self._compare_cards()
 
     def _compare_cards(self) -> None:
         """Each card with that of the first instance that serves the model."""

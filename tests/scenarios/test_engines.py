@@ -372,6 +372,18 @@ async def test_cards_of_another_model_under_one_name(tmp_path: Path) -> None:
         assert told_of(proxy, "e1") == "", "nobody is left to differ from"
 
 
+async def test_of_very_many_models_the_first_are_compared(tmp_path: Path) -> None:
+    names = [f"m{i}" for i in range(300)]
+    roots = {"m1": "other", "m299": "other"}
+    engines = (
+        ToldEngine(cards=[card(name, root="org") for name in names]),
+        ToldEngine(cards=[card(name, root=roots.get(name, "org")) for name in names]),
+    )
+    async with fleet(tmp_path, *engines) as proxy:
+        await until(lambda: "root of m1 is other, at e0 org" in told_of(proxy, "e1"))
+        assert "m299" not in told_of(proxy, "e1")
+
+
 async def test_start_times_that_go_back_and_forth(tmp_path: Path) -> None:
     engine = ToldEngine()
     async with fleet(tmp_path, engine) as proxy:
