@@ -330,6 +330,20 @@ async def stored(on: Attack) -> str:
     return await on.post(raw[:-1] + b',"request_id":["a"]}', RESPONSES)
 
 
+async def tiny_chunks(on: Attack) -> str:
+    """Requests behind each other, whose bodies come in thousands of chunks."""
+    raw = on.encoded(chat(words(PROMPT_WORDS)))
+    head = b"POST %b HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n" % CHAT.encode()
+    body = b"".join(b"1\r\n%c\r\n" % byte for byte in raw) + b"0\r\n\r\n"
+    return await on.send((head + b"Transfer-Encoding: chunked\r\n\r\n" + body) * 4)
+
+
+async def repeated_stops(on: Attack) -> str:
+    """Stop strings that many places of a text may begin."""
+    stops = ["a" * 255 + chr(ord("b") + i) for i in range(16)]
+    return await on.post(chat("a" * 1000, stop=stops, max_tokens=64))
+
+
 CLASSES: dict[str, Callable[[Attack], Awaitable[str]]] = {
     "nested body, 12 MB": nested,
     "deep JSON": deep,
@@ -354,6 +368,8 @@ CLASSES: dict[str, Callable[[Attack], Awaitable[str]]] = {
     "unfinished body": unfinished,
     "session of a refused request": refused_session,
     "stored response, named twice": stored,
+    "tiny chunks": tiny_chunks,
+    "stops of one letter": repeated_stops,
 }
 
 
