@@ -23,7 +23,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import islice
 from typing import Any, BinaryIO
 
 import orjson
@@ -41,24 +40,13 @@ _log = logging.getLogger(__name__)
 
 async def leave(known: FleetState, heat: FleetControl) -> BinaryIO:
     """Write the snapshot and return the file, at its beginning; OSError if there is no room."""
-    head = {"form": FORM, "bytes_per_token": known.bytes_per_token.all()}
+    lines = known.snapshot(ROWS_PER_LINE)
     with ExitStack() as unless_whole:
         file = unless_whole.enter_context(await asyncio.to_thread(_unnamed))
-        await asyncio.to_thread(_write, file, head)
+        await asyncio.to_thread(_write, file, {"form": FORM, **next(lines)})
         await asyncio.to_thread(_write, file, _orders(heat))
-        for member in known.fleet.members():
-            name = member.instance.name
-            line: dict[str, Any] = {"instance": name, "url": member.instance.url}
-            line |= {"start_s": member.state.start_s}
-            line |= {"runs": member.state.cache.runs.rows()}
-            line |= {"times": known.latency.legacy(name)}
+        for line in lines:
             await asyncio.to_thread(_write, file, line)
-        for key, rows in (
-            ("sessions", known.sessions.rows()),
-            ("responses", known.responses.rows()),
-        ):
-            while some := await asyncio.to_thread(list, islice(rows, ROWS_PER_LINE)):
-                await asyncio.to_thread(_write, file, {key: some})
         await asyncio.to_thread(file.seek, 0)
         unless_whole.pop_all()
     return file
@@ -95,25 +83,8 @@ def take(
             lines = [orjson.loads(line) for line in file]
         if not lines or lines[0]["form"] != FORM:
             raise ValueError("another form")
-        for model, ratio in lines[0]["bytes_per_token"].items():
-            if isinstance(ratio, int | float):
-                known.bytes_per_token.adopt(str(model), ratio)
-        sessions = [row for line in lines[1:] for row in line.get("sessions", ())]
-        # What was cached is taken to be used as lately as the last session: it keeps no times.
-        known.prefixes.now_s = max([row[3] for row in sessions], default=0.0)
-        kept = {line["instance"] for line in lines[1:] if _take_instance(known, line)}
-        rows = [row for row in sessions if row[1] in kept]
-        known.sessions.adopt(
-            [
-                (s, known.fleet.states[home].cache, *use, None if form is None else tuple(form))
-                for s, home, *use, form in rows
-            ],
-            tenant_of,
-        )
-        for line in reversed(lines[1:]):  # the first line has those that were unused longest
-            held = [row for row in line.get("responses", ()) if row[1] in kept]
-            found = [(k, known.fleet.states[at].cache, s) for k, at, s in held]
-            known.responses.adopt(found, tenant_of)
+        kept = known.adopt(lines, tenant_of)
+        for line in lines[1:]:
             if "orders" in line:
                 orders = [row for row in line["orders"] if row[0] in kept]
                 heat.adopt_orders(orders, int(line["version"]), now_s)
@@ -122,19 +93,3 @@ def take(
         return
     counts = len(known.sessions), known.prefixes.total_blocks
     _log.info("hot restart: %d sessions and %d blocks taken over", *counts)
-
-
-def _take_instance(known: FleetState, line: dict[str, Any]) -> bool:
-    """Read the line of an instance; False if this process does not know it at the same address.
-
-    Whether the engine is still the same process is found out later by its start time
-    (`InstanceEvents.observe_start`).
-    """
-    member = known.fleet.get(line.get("instance", ""))
-    if member is None or member.instance.url != line["url"]:
-        return False
-    member.state.start_s = line["start_s"]
-    known.prefixes.adopt(member.state.cache, line["runs"])
-    if times := line.get("times"):
-        known.latency.adopt(member.instance.name, times)
-    return True

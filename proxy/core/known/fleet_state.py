@@ -7,7 +7,9 @@ read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
 from proxy.core.accounts.instances import InstanceState
 from proxy.core.admission.gate import ANY_MODEL
@@ -15,6 +17,7 @@ from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.fleet.events import InstanceEvents
 from proxy.core.fleet.health import State
 from proxy.core.known.tables import Tables
+from proxy.core.kvcache.sessions import nobody
 from proxy.core.thermal.readings import HeatLimits
 from proxy.core.types import Instance, RouterConfig
 
@@ -114,3 +117,63 @@ class FleetState(Tables):
         if (member := self.fleet.get(instance.name)) is not None:
             member.instance = instance
             self.instance_changes += 1
+
+    def snapshot(self, rows_at_once: int) -> Iterator[dict[str, Any]]:
+        """What a successor would have to learn anew, as values of JSON; `adopt` reads them.
+
+        First the ratios of bytes to tokens, then a value per instance, then sessions and stored
+        responses, so many of them in a value. What was unused longest comes first.
+        """
+        yield {"bytes_per_token": self.bytes_per_token.all()}
+        for member in self.fleet.members():
+            name, state = member.instance.name, member.state
+            line: dict[str, Any] = {"instance": name, "url": member.instance.url}
+            line |= {"start_s": state.start_s, "runs": state.cache.runs.rows()}
+            yield line | {"times": self.latency.legacy(name)}
+        for key, rows in (("sessions", self.sessions.rows()), ("responses", self.responses.rows())):
+            while some := list(islice(rows, rows_at_once)):
+                yield {key: some}
+
+    def adopt(
+        self, lines: Sequence[dict[str, Any]], tenant_of: Callable[[str], str] = nobody
+    ) -> set[str]:
+        """Take over a predecessor's snapshot; gives the instances that are known here as there.
+
+        `tenant_of`: whose session or response has this key. Raises ValueError, TypeError,
+        LookupError or AttributeError where it is none.
+        """
+        for model, ratio in lines[0]["bytes_per_token"].items():
+            if isinstance(ratio, int | float):
+                self.bytes_per_token.adopt(str(model), ratio)
+        sessions = [row for line in lines[1:] for row in line.get("sessions", ())]
+        # What was cached is taken to be used as lately as the last session: it keeps no times.
+        self.prefixes.now_s = max([row[3] for row in sessions], default=0.0)
+        kept = {line["instance"] for line in lines[1:] if self._adopt_instance(line)}
+        self.sessions.adopt(
+            [
+                (s, self.fleet.states[at].cache, *use, None if form is None else tuple(form))
+                for s, at, *use, form in sessions
+                if at in kept
+            ],
+            tenant_of,
+        )
+        for line in reversed(lines[1:]):  # the first line has those that were unused longest
+            held = [row for row in line.get("responses", ()) if row[1] in kept]
+            found = [(k, self.fleet.states[at].cache, s) for k, at, s in held]
+            self.responses.adopt(found, tenant_of)
+        return kept
+
+    def _adopt_instance(self, line: dict[str, Any]) -> bool:
+        """Read the line of an instance; False if it is not known here at the same address.
+
+        Whether the engine is still the same process is found out later by its start time
+        (`InstanceEvents.observe_start`).
+        """
+        member = self.fleet.get(line.get("instance", ""))
+        if member is None or member.instance.url != line["url"]:
+            return False
+        member.state.start_s = line["start_s"]
+        self.prefixes.adopt(member.state.cache, line["runs"])
+        if times := line.get("times"):
+            self.latency.adopt(member.instance.name, times)
+        return True
