@@ -43,8 +43,10 @@ def reference(path: str, body: Mapping[str, Any]) -> Reference | None:
     below = path[len(RESPONSES) :].split("/")
     if below[0] != "":
         return None  # another path that begins alike
-    if len(below) > 1 and below[1] and path not in ENDPOINTS:
-        return Reference(below[1], "response_id")
+    # A server behind may take several slashes for one.
+    response_id = next(filter(None, below), "")
+    if response_id and path not in ENDPOINTS:
+        return Reference(response_id, "response_id")
     previous = body.get(PREVIOUS)
     return Reference(previous, PREVIOUS) if isinstance(previous, str) and previous else None
 

@@ -31,6 +31,8 @@ JSON = st.recursive(
         ("/v1/responses", {"previous_response_id": ""}, None),
         ("/v1/responses/r", {}, Reference("r", "response_id")),
         ("/v1/responses/r/cancel", {}, Reference("r", "response_id")),
+        ("/v1/responses//r", {}, Reference("r", "response_id")),
+        ("/v1/responses///r//cancel", {}, Reference("r", "response_id")),
         (
             "/v1/responses/r/input_items",
             {"previous_response_id": "q"},
