@@ -6,7 +6,6 @@ P's answer cannot make the decode leg's body huge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from proxy.core.types import Instance
@@ -23,7 +22,7 @@ def wrong_params(
     """Why D must not get these `kv_transfer_params`; None if it may, or if there are none."""
     if params is None:
         return None
-    if not isinstance(params, Mapping):
+    if not isinstance(params, dict):
         return "not an object"
     if not _is_small(params):
         return "too large or too deep"
@@ -34,7 +33,7 @@ def wrong_params(
     return _wrong_place(params, p)
 
 
-def _wrong_place(params: Mapping[str, object], p: Instance) -> str | None:
+def _wrong_place(params: dict[str, object], p: Instance) -> str | None:
     hosts = {urlsplit(p.url).hostname, urlsplit(p.bootstrap_url or p.url).hostname, *_LOCAL}
     host, port = params.get("remote_host"), params.get("remote_port")
     if host is not None and (not isinstance(host, str) or host not in hosts):
@@ -45,23 +44,30 @@ def _wrong_place(params: Mapping[str, object], p: Instance) -> str | None:
     return "another bootstrap server" if address not in (None, p.bootstrap_url) else None
 
 
-def _is_small(params: Mapping[str, object]) -> bool:
-    """Whether size and depth are within the bounds; visits at most NODES nodes, not recursive."""
-    left, level = NODES, [params]
-    layer: list[object] = list(level)
+def _is_small(params: dict[str, object]) -> bool:
+    """Whether size and depth are within the bounds; visits at most NODES nodes, not recursive.
+
+    Numbers, which are nearly all of a long prompt's blocks, are counted and passed over.
+    """
+    left = NODES
+    layer: list[object] = [params]
     for _ in range(DEPTH):
         below: list[object] = []
         for node in layer:
             if isinstance(node, str) and len(node) > TEXT_CHARS:
                 return False
-            if isinstance(node, Mapping):
-                below += [*node.keys(), *node.values()]
-            elif isinstance(node, list):
-                below += node
-            if len(below) > left:
+            found = _members(node)
+            left -= len(found)
+            if left < 0:
                 return False
-        left -= len(below)
+            below += [one for one in found if type(one) is not int]
         if not below:
             return True
         layer = below
     return False
+
+
+def _members(node: object) -> list[object]:
+    if isinstance(node, dict):
+        return [*node.keys(), *node.values()]
+    return node if isinstance(node, list) else []
