@@ -20,6 +20,7 @@ Row = Mapping[str, Any]
 PERCENTS = (50, 90, 95, 99)
 TIME_SUFFIX = "_s"  # fields with this ending are seconds: one, a list, or some by name
 MOST = 1e15  # beyond any time or count of a run, and sums of what is below it are finite
+SPREAD = ("count", "mean", *(f"p{percent}" for percent in PERCENTS), "max")
 INFINITE = "inf"  # +inf in JSON, which has no number for it; null means unknown
 
 
@@ -70,25 +71,22 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[max(rank, 1) - 1]
 
 
-def spread(values: Iterable[float]) -> dict[str, Any]:
-    """Summarise values as count, mean, percentiles and maximum; all but the count None if empty."""
+def spread(
+    values: Iterable[float],
+    names: Sequence[str] = SPREAD,
+    infinite: str | None = INFINITE,
+    add: Callable[[Sequence[float]], float] = math.fsum,
+) -> dict[str, Any]:
+    """Summarise values by names of SPREAD, or of other percentiles; None where there are none.
+
+    `infinite` stands for +inf, which JSON lacks; `add` sums for the mean.
+    """
     ordered = sorted(values)
-    names = ("mean", *(f"p{percent}" for percent in PERCENTS), "max")
     if not ordered:
-        return {"count": 0} | dict.fromkeys(names)
-    numbers = [
-        math.fsum(ordered) / len(ordered),
-        *(percentile(ordered, percent) for percent in PERCENTS),
-        ordered[-1],
-    ]
-    return {"count": len(ordered)} | {
-        name: in_json(number) for name, number in zip(names, numbers, strict=True)
-    }
-
-
-def in_json(number: float) -> float | str:
-    """Write +inf as the string "inf"."""
-    return INFINITE if math.isinf(number) else number
+        return {name: 0 if name == "count" else None for name in names}
+    known = {"count": len(ordered), "mean": add(ordered) / len(ordered), "max": ordered[-1]}
+    found = {n: known[n] if n in known else percentile(ordered, int(n[1:])) for n in names}
+    return {name: infinite if math.isinf(one) else one for name, one in found.items()}
 
 
 def _between(start: str, end: str) -> Callable[[Row], Sequence[float]]:

@@ -1,4 +1,4 @@
-"""Statistics of experiments: percentiles, means over seeds with intervals, relative changes."""
+"""Statistics of experiments: means over seeds with intervals, relative changes."""
 
 from __future__ import annotations
 
@@ -7,27 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.measures import percentile
-
 RESAMPLES = 1000
 INTERVAL_PERCENT = 95
-
-
-def percentiles(values: Sequence[float], percents: Sequence[int]) -> dict[str, float | None]:
-    """Return nearest-rank percentiles by name; None if infinite or empty."""
-    ordered = sorted(values)
-    return {f"p{at}": finite(percentile(ordered, at)) if ordered else None for at in percents}
-
-
-def spread(values: Sequence[float], percents: Sequence[int]) -> dict[str, float | None]:
-    """Return nearest-rank percentiles and the mean; None if infinite or empty."""
-    mean = finite(sum(sorted(values)) / len(values)) if values else None
-    return {**percentiles(values, percents), "mean": mean}
-
-
-def finite(value: float) -> float | None:
-    """Return the value, or None if it is infinite."""
-    return value if math.isfinite(value) else None
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:

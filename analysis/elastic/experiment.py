@@ -21,10 +21,10 @@ from typing import Any
 
 from analysis.bench.options import flag, named
 from analysis.bench.runner import rows_of, workers
-from analysis.bench.stats import percentiles
 from analysis.elastic.readings import BASELINE, READINGS, RULES
 from analysis.league.profiles import PROFILES
 from analysis.league.simulate import run_rival
+from analysis.measures import spread
 from proxy.core.latency.slo import Slo
 from proxy.core.types import RouteClass
 from replayer.arguments import (
@@ -40,7 +40,7 @@ from replayer.virtual.arrivals import SlotRules, plan_slots
 from replayer.virtual.load import Source, load_source
 from replayer.virtual.requests import VirtualRow, keeps_slo
 
-PERCENTS = (50, 90)
+PERCENTS = ("p50", "p90")
 COMPARED = (BASELINE, "always", "seed-heuristic", "seed-cost", "cost")
 UNITS_PER_SLOT = 4
 """Sessions per slot, at least; a load also has every session of the trace once, at least."""
@@ -229,18 +229,18 @@ def figures(rows: Sequence[Served]) -> dict[str, Any]:
         "requests": len(rows),
         "success_ratio": len(ok) / max(1, len(rows)),
         "goodput_ratio": sum(good) / len(good) if good else None,
-        "ttft_s": percentiles(
-            [math.inf if row.ttft_s is None else row.ttft_s for row in rows], PERCENTS
-        ),
-        "ttft_ok_s": percentiles([row.ttft_s for row in ok if row.ttft_s is not None], PERCENTS),
-        "tpot_s": percentiles([row.tpot_s for row in ok if row.tpot_s is not None], PERCENTS),
-        "e2e_s": percentiles(
-            [math.inf if row.e2e_s is None else row.e2e_s for row in rows], PERCENTS
-        ),
+        "ttft_s": _spread([math.inf if row.ttft_s is None else row.ttft_s for row in rows]),
+        "ttft_ok_s": _spread([row.ttft_s for row in ok if row.ttft_s is not None]),
+        "tpot_s": _spread([row.tpot_s for row in ok if row.tpot_s is not None]),
+        "e2e_s": _spread([math.inf if row.e2e_s is None else row.e2e_s for row in rows]),
         "heavy": offloaded + len(stayed),
         "heavy_offloaded": offloaded,
         "heavy_reasons": dict(Counter(stayed).most_common()),
     }
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    return spread(values, PERCENTS, infinite=None)
 
 
 def _rows(run: tuple[Source, ElasticOptions], task: Task) -> list[dict[str, Any]]:

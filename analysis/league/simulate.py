@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.bench.stats import spread
 from analysis.league.fleet import EngineFleet
+from analysis.measures import spread
 from analysis.rivals.registry import RIVALS, Rival
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.decision import Decide
@@ -140,9 +140,9 @@ def figures(
         "failures": sum(row.outcome != "ok" for row in run.rows),
         "rejects": sum(row.rejects for row in run.rows),
         "goodput_ratio": sum(keeps_slo(row, rules.slo) for row in rows) / max(1, len(rows)),
-        "ttft_s": spread(ttft_s, (50, 90, 99)),
-        "tpot_s": spread(tpot_s, (50, 90)),
-        "e2e_s": spread(e2e_s, (50, 90)),
+        "ttft_s": _spread(ttft_s, "p50", "p90", "p99"),
+        "tpot_s": _spread(tpot_s, "p50", "p90"),
+        "e2e_s": _spread(e2e_s, "p50", "p90"),
         "makespan_s": run.makespan_s,
         "hit_ratio": 1.0 - computed / max(1, prompt),
         "hit_error_ratio": hit_error_ratio(run.rows),
@@ -162,6 +162,11 @@ def figures(
         "work_done_ratio": work_done_ratio(run.rows, planned, horizon_s) if is_open else None,
         "working_set_ratio": working_set_tokens(run.rows, horizon_s) / kv_tokens,
     }
+
+
+def _spread(values: Sequence[float], *percents: str) -> dict[str, Any]:
+    # Another sum than `fsum` would be another last digit of the rows that were made before.
+    return spread(values, (*percents, "mean"), infinite=None, add=sum)
 
 
 def _ttft_s(row: VirtualRow) -> float:
@@ -191,7 +196,7 @@ def ttft_error(rows: Sequence[VirtualRow]) -> dict[str, float | None]:
         for row in rows
         if row.ttft_s and row.predicted_ttft_s is not None and not (row.rejects or row.retries)
     ]
-    return spread(found, (50, 90))
+    return _spread(found, "p50", "p90")
 
 
 def work_done_ratio(

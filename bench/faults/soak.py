@@ -37,10 +37,10 @@ from pathlib import Path
 import orjson
 import uvloop
 
+from analysis.measures import percentile
 from bench.faults.hostile import PROMPT_WORDS
 from bench.measuring.looplag import buckets, quantile_bound_s
 from replayer.simulator.host import SimFleet
-from tests.chaos import figures
 from tests.chaos import invariants as inv
 from tests.chaos.client import Got, connect, exchange, request
 from tests.chaos.command import ROOT, Command, command
@@ -266,8 +266,8 @@ class Phase:
     def lost(self) -> int:
         return sum(self.ended.values()) - self.ended["whole"]
 
-    def percentile_ms(self, ratio: float) -> float:
-        return 1e3 * figures.percentile(self.ttft_s, ratio) if self.ttft_s else 0.0
+    def percentile_ms(self, percent: float) -> float:
+        return 1e3 * percentile(sorted(self.ttft_s), percent) if self.ttft_s else 0.0
 
     def add(self, other: Phase) -> None:
         self.ended += other.ended
@@ -469,7 +469,7 @@ async def calm_load(
 
 def p99_ms(windows: Sequence[Phase]) -> float:
     """The TTFT p99 of the median window."""
-    return figures.percentile([window.percentile_ms(0.99) for window in windows], 0.5)
+    return percentile(sorted(window.percentile_ms(99) for window in windows), 50)
 
 
 def machine(before: Sequence[int]) -> str:
@@ -489,7 +489,7 @@ def table(turns: Alternation, classes: dict[str, dict[str, int]]) -> None:
     """What the others felt by kind of phase, and what became of the hostile requests."""
     say(f"{'phases':<28}{'requests':>10}{'lost':>6}{'TTFT p50':>11}{'p99':>11}{'loop lag p99':>16}")
     for name, phase in turns.kinds().items():
-        p50, p99 = phase.percentile_ms(0.5), phase.percentile_ms(0.99)
+        p50, p99 = phase.percentile_ms(50), phase.percentile_ms(99)
         total, lag_s = sum(phase.ended.values()), quantile_bound_s([phase.lag], 0.99)
         lag = "-" if lag_s is None else f"<= {1e3 * lag_s:g} ms"
         say(f"{name:<28}{total:>10}{phase.lost:>6}{p50:>8.1f} ms{p99:>8.1f} ms{lag:>16}")
@@ -504,8 +504,8 @@ def judge_phases(
     """What hostile requests did to the others."""
     kinds = turns.kinds()
     quiet, elsewhere, hostile = kinds.values()
-    lost, hostile_ms = sum(phase.lost for phase in kinds.values()), hostile.percentile_ms(0.99)
-    to_quiet, ratio = (hostile_ms / max(p.percentile_ms(0.99), 1e-3) for p in (quiet, elsewhere))
+    lost, hostile_ms = sum(phase.lost for phase in kinds.values()), hostile.percentile_ms(99)
+    to_quiet, ratio = (hostile_ms / max(p.percentile_ms(99), 1e-3) for p in (quiet, elsewhere))
     say(
         f"TTFT p99 beside hostile requests, to hostile elsewhere: x {ratio:.2f}, to quiet: x "
         f"{to_quiet:.2f}; lost: {lost}; ejections of good engines: {len(ejected)}"

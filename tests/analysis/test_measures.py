@@ -58,10 +58,13 @@ def test_a_spread_is_ordered_and_inside_its_values(numbers):
 def test_failures_as_infinity_leave_the_ranks_below_alone():
     found = spread([1.0, 2.0, 3.0, 4.0, math.inf])
     assert (found["p50"], found["p90"], found["mean"]) == (3.0, "inf", "inf")
+    names = ("p50", "p90", "mean")
+    assert spread([math.inf, 2.0, 1.0], names, infinite=None) == dict.fromkeys(names) | {"p50": 2.0}
 
 
 def test_nothing_measured_is_null():
     assert spread([]) == {"count": 0} | dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "max"))
+    assert spread([], ("p50", "mean")) == {"p50": None, "mean": None}
 
 
 @pytest.mark.parametrize("tag", METRICS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from analysis.measures import percentile
+
 lines: list[str] = []
 turns_s: list[tuple[float, float, float, str]] = []
 """Of each test the longest turn of the loop in the proxy, its bound, how many times slower than at
@@ -14,12 +16,6 @@ flow_s: list[float] = []
 def say(name: str, text: str) -> None:
     """Note a figure."""
     lines.append(f"{name}: {text}")
-
-
-def percentile(values: list[float], ratio: float) -> float:
-    """The value that this ratio of them does not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(ratio * len(ordered)))]
 
 
 def turns() -> list[str]:
@@ -43,5 +39,6 @@ def flow() -> list[str]:
     """What the healthy flows felt."""
     if not flow_s:
         return []
-    p50, p99 = (1e3 * percentile(flow_s, ratio) for ratio in (0.5, 0.99))
+    ordered = sorted(flow_s)
+    p50, p99 = (1e3 * percentile(ordered, percent) for percent in (50, 99))
     return [f"I9: {len(flow_s)} requests beside the faults, p50 {p50:.1f} ms, p99 {p99:.1f} ms"]

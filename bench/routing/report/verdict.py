@@ -10,13 +10,13 @@ independent of each other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
+from analysis.measures import percentile
 from bench.routing.measured import Answered, Result, Run
 from bench.routing.systems import BEFORE, EVENTS, GAUGES, OURS, PLAIN, RIVALS
 
@@ -29,8 +29,7 @@ Reduce = Callable[["np.ndarray"], float]
 
 def _p90(values: np.ndarray) -> float:
     """The nearest-rank percentile, as in the tables."""
-    rank = math.ceil(0.9 * len(values)) - 1
-    return float(np.partition(values, rank)[rank])
+    return percentile(np.sort(values).tolist(), 90)
 
 
 def _mean(values: np.ndarray) -> float:

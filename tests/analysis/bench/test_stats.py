@@ -1,13 +1,8 @@
-"""Percentiles, means over seeds with their intervals, relative changes."""
+"""Means over seeds with their intervals, relative changes."""
 
 import math
 
-from analysis.bench.stats import change, mean_and_interval, spread
-
-
-def test_percentiles_are_nearest_rank_and_failures_infinite() -> None:
-    assert spread([math.inf, 2.0, 3.0, 1.0], (50, 90)) == {"p50": 2.0, "p90": None, "mean": None}
-    assert spread([], (50,)) == {"p50": None, "mean": None}
+from analysis.bench.stats import change, mean_and_interval
 
 
 def test_the_mean_over_seeds_has_an_interval() -> None:
