@@ -13,12 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
+from analysis.bench.finished import of_row
 from analysis.bench.progress import Steps
 from analysis.bench.runner import Experiment, Result
-from analysis.elastic.experiment import ElasticOptions, Served, figures, run_elastic
+from analysis.elastic.experiment import ElasticOptions, figures, run_elastic
 from analysis.elastic.interference import BATCHED_TOKENS, gaps_beside
 from analysis.elastic.tables import print_experiment, print_interference, sentence
-from analysis.measures import Row, in_target_time, is_ok, samples_of
+from analysis.measures import in_target_time
 from analysis.runs import RunError, read_rows, read_summary
 from replayer.engine.types import EngineOptions
 
@@ -56,23 +57,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         raise RunError(f"{folder}: must name one offload policy; was --proxy-log given?")
     measured = in_target_time(read_rows(folder / "requests.jsonl"), summary.get("time_scale", 1.0))
     sent = [row for row in measured if row.get("sent_s") is not None]
-    return {"rule": rules[0], "sessions": sessions, **figures([_served(row) for row in sent])}
-
-
-def _served(row: Row) -> Served:
-    ok = is_ok(row)
-    return Served(
-        ok=ok,
-        ttft_s=_one("ttft_s", row) if ok else None,
-        tpot_s=_one("tpot_s", row) if ok else None,
-        e2e_s=_one("e2e_s", row) if ok else None,
-        route_class=row.get("route_class") or "",
-        reason=row.get("offload_decision_reason") or "",
-    )
-
-
-def _one(tag: str, row: Row) -> float | None:
-    return next(iter(samples_of(tag, [row])), None)
+    return {"rule": rules[0], "sessions": sessions, **figures([of_row(row) for row in sent])}
 
 
 ELASTIC = Experiment(ElasticOptions, _perform)

@@ -19,12 +19,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from analysis.bench.finished import Finished, goodput_ratio, of_virtual, times
 from analysis.bench.options import flag, named
 from analysis.bench.runner import rows_of, workers
 from analysis.elastic.readings import BASELINE, READINGS, RULES
 from analysis.league.profiles import PROFILES
 from analysis.league.simulate import run_rival
-from analysis.measures import spread
 from proxy.core.latency.slo import Slo
 from proxy.core.types import RouteClass
 from replayer.arguments import (
@@ -38,7 +38,7 @@ from replayer.arguments import (
 from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import SlotRules, plan_slots
 from replayer.virtual.load import Source, load_source
-from replayer.virtual.requests import VirtualRow, keeps_slo
+from replayer.virtual.requests import VirtualRow
 
 PERCENTS = ("p50", "p90")
 COMPARED = (BASELINE, "always", "seed-heuristic", "seed-cost", "cost")
@@ -107,19 +107,6 @@ class ElasticOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """One request of a run, virtual or real; times in seconds, None if it failed before."""
-
-    ok: bool
-    ttft_s: float | None
-    tpot_s: float | None
-    e2e_s: float | None
-    route_class: str
-    reason: str
-    keeps_slo: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Task:
     """The runs of all rules on one load: a number of sessions at a time, and a seed."""
 
@@ -165,7 +152,7 @@ def run_task(source: Source, options: ElasticOptions, task: Task) -> list[dict[s
                 "rule": rule,
                 "sessions": task.sessions,
                 "seed": task.seed,
-                **figures([_served(row, slo) for row in run.rows]),
+                **figures([of_virtual(row, slo) for row in run.rows]),
                 "makespan_s": run.makespan_s,
                 "hit_ratio": 1.0 - computed / max(1, sum(row.prompt_tokens for row in answered)),
                 "fallbacks": sum(row.fallback is not None for row in run.rows),
@@ -201,46 +188,27 @@ def beside_home(rows: Sequence[VirtualRow], at_home: Sequence[VirtualRow]) -> di
     }
 
 
-def _served(row: VirtualRow, slo: Slo) -> Served:
-    ok = row.outcome == "ok"
-    return Served(
-        ok=ok,
-        ttft_s=row.ttft_s if ok else None,
-        tpot_s=row.tpot_s if ok else None,
-        e2e_s=row.e2e_s if ok else None,
-        route_class=row.route_class,
-        reason=row.reason,
-        keeps_slo=keeps_slo(row, slo),
-    )
-
-
-def figures(rows: Sequence[Served]) -> dict[str, Any]:
+def figures(rows: Sequence[Finished]) -> dict[str, Any]:
     """Compute a run's figures; times in seconds.
 
     A failed request is infinitely late in TTFT and E2E, which is None here. `ttft_ok_s` is of the
     requests that succeeded, as the founding text reports it. `heavy_reasons`: the reasons of the
     HEAVY requests that were computed where they decode, with their numbers.
     """
-    ok = [row for row in rows if row.ok]
     offloaded = sum(row.route_class == RouteClass.HEAVY_P2P for row in rows)
     stayed = [row.reason for row in rows if row.route_class == RouteClass.HEAVY_COLO]
-    good = [row.keeps_slo for row in rows if row.keeps_slo is not None]
     return {
         "requests": len(rows),
-        "success_ratio": len(ok) / max(1, len(rows)),
-        "goodput_ratio": sum(good) / len(good) if good else None,
-        "ttft_s": _spread([math.inf if row.ttft_s is None else row.ttft_s for row in rows]),
-        "ttft_ok_s": _spread([row.ttft_s for row in ok if row.ttft_s is not None]),
-        "tpot_s": _spread([row.tpot_s for row in ok if row.tpot_s is not None]),
-        "e2e_s": _spread([math.inf if row.e2e_s is None else row.e2e_s for row in rows]),
+        "success_ratio": sum(row.ok for row in rows) / max(1, len(rows)),
+        "goodput_ratio": goodput_ratio(rows),
+        "ttft_s": times(rows, "ttft_s", *PERCENTS),
+        "ttft_ok_s": times(rows, "ttft_s", *PERCENTS, answered=True),
+        "tpot_s": times(rows, "tpot_s", *PERCENTS, answered=True),
+        "e2e_s": times(rows, "e2e_s", *PERCENTS),
         "heavy": offloaded + len(stayed),
         "heavy_offloaded": offloaded,
         "heavy_reasons": dict(Counter(stayed).most_common()),
     }
-
-
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    return spread(values, PERCENTS, infinite=None)
 
 
 def _rows(run: tuple[Source, ElasticOptions], task: Task) -> list[dict[str, Any]]:

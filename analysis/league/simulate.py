@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.bench.finished import goodput_ratio, of_virtual, summary, times
 from analysis.league.fleet import EngineFleet
-from analysis.measures import spread
 from analysis.rivals.registry import RIVALS, Rival
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.decision import Decide
@@ -30,12 +30,13 @@ from proxy.core.types import RouterConfig
 from replayer.virtual.arrivals import LoadRules, Planned, SlotRules, plan, plan_slots
 from replayer.virtual.fleet import simulate
 from replayer.virtual.load import Source
-from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun, keeps_slo
+from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun
 
 WARM_UP_RATIO = 0.25
 LATE_HITS, LATE_TTFT = 100, 50
 """Requests from which on predictions should hold: the models have seen that many."""
 PREFILL_THROUGHPUT = 20_000.0
+FIGURES = ("p50", "p90", "mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +128,7 @@ def figures(
     horizon_s = rules.horizon_s if isinstance(rules, LoadRules) else run.makespan_s
     warm_s = WARM_UP_RATIO * horizon_s if is_open else 0.0
     rows = [row for row, one in zip(run.rows, planned, strict=True) if one.due_s >= warm_s]
-    ok = [row for row in rows if row.outcome == "ok"]
-    ttft_s = [_ttft_s(row) for row in rows]
-    tpot_s = [row.tpot_s for row in ok if row.tpot_s is not None]
-    e2e_s = [math.inf if row.e2e_s is None else row.e2e_s for row in rows]
+    judged = [of_virtual(row, rules.slo) for row in rows]
     prompt = sum(row.prompt_tokens for row in run.rows if row.ttft_s is not None)
     computed = sum(row.computed_tokens for row in run.rows if row.ttft_s is not None)
     by_arrival = sorted(run.rows, key=lambda row: row.arrival_s)
@@ -139,10 +137,10 @@ def figures(
         "requests_run": len(run.rows),
         "failures": sum(row.outcome != "ok" for row in run.rows),
         "rejects": sum(row.rejects for row in run.rows),
-        "goodput_ratio": sum(keeps_slo(row, rules.slo) for row in rows) / max(1, len(rows)),
-        "ttft_s": _spread(ttft_s, "p50", "p90", "p99"),
-        "tpot_s": _spread(tpot_s, "p50", "p90"),
-        "e2e_s": _spread(e2e_s, "p50", "p90"),
+        "goodput_ratio": goodput_ratio(judged) or 0.0,
+        "ttft_s": times(judged, "ttft_s", "p50", "p90", "p99", "mean"),
+        "tpot_s": times(judged, "tpot_s", *FIGURES, answered=True),
+        "e2e_s": times(judged, "e2e_s", *FIGURES),
         "makespan_s": run.makespan_s,
         "hit_ratio": 1.0 - computed / max(1, prompt),
         "hit_error_ratio": hit_error_ratio(run.rows),
@@ -162,15 +160,6 @@ def figures(
         "work_done_ratio": work_done_ratio(run.rows, planned, horizon_s) if is_open else None,
         "working_set_ratio": working_set_tokens(run.rows, horizon_s) / kv_tokens,
     }
-
-
-def _spread(values: Sequence[float], *percents: str) -> dict[str, Any]:
-    # Another sum than `fsum` would be another last digit of the rows that were made before.
-    return spread(values, (*percents, "mean"), infinite=None, add=sum)
-
-
-def _ttft_s(row: VirtualRow) -> float:
-    return math.inf if row.ttft_s is None or row.outcome == "failed" else row.ttft_s
 
 
 def hit_error_ratio(rows: Sequence[VirtualRow]) -> float | None:
@@ -196,7 +185,7 @@ def ttft_error(rows: Sequence[VirtualRow]) -> dict[str, float | None]:
         for row in rows
         if row.ttft_s and row.predicted_ttft_s is not None and not (row.rejects or row.retries)
     ]
-    return _spread(found, "p50", "p90")
+    return summary(found, *FIGURES)
 
 
 def work_done_ratio(

@@ -6,10 +6,10 @@ from typing import Any
 import orjson
 import pytest
 
+from analysis.bench.finished import Finished
 from analysis.elastic.experiment import (
     ElasticError,
     ElasticOptions,
-    Served,
     Task,
     check_source,
     figures,
@@ -102,9 +102,9 @@ def test_the_reading_with_the_proxys_own_terms_is_the_proxys_rule(
 
 
 def test_a_failed_request_is_late_for_ever_but_not_among_the_answered() -> None:
-    answered = Served(True, 1.0, 0.01, 2.0, "HEAVY_P2P", "p_idle_d_busy", True)
-    stayed = Served(True, 3.0, None, 4.0, "HEAVY_COLO", "d_idle", True)
-    lost = Served(False, None, None, None, "HEAVY_P2P", "p_idle_d_busy", False)
+    answered = Finished(True, 1.0, 0.01, 2.0, "HEAVY_P2P", "p_idle_d_busy", True)
+    stayed = Finished(True, 3.0, None, 4.0, "HEAVY_COLO", "d_idle", True)
+    lost = Finished(False, None, None, None, "HEAVY_P2P", "p_idle_d_busy", False)
     row = figures([answered, stayed, lost])
     assert row["ttft_s"] == {"p50": 3.0, "p90": None}
     assert row["ttft_ok_s"] == {"p50": 1.0, "p90": 3.0}
