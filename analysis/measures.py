@@ -14,9 +14,11 @@ failed request can stand in the data as +inf without spoiling the ranks below it
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 Row = Mapping[str, Any]
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 PERCENTS = (50, 90, 95, 99)
 TIME_SUFFIX = "_s"  # fields with this ending are seconds: one, a list, or some by name
 MOST = 1e15  # beyond any time or count of a run, and sums of what is below it are finite
@@ -69,6 +71,14 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     """Return the nearest-rank percentile of values in ascending order (at least one)."""
     rank = math.ceil(percent / 100 * len(ordered))
     return ordered[max(rank, 1) - 1]
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Group items by a key; groups and their items keep the order in which they come first."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def spread(

@@ -5,9 +5,10 @@ moment belongs to one phase, so means of phases add up to the mean of the whole.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
-from analysis.measures import Row, is_number, spread
+from analysis.measures import Row, grouped, is_number, spread
 
 PHASES = {
     "decide": "from the receipt to the last decision, less the queue: body read, parsed, placed",
@@ -72,15 +73,17 @@ def _ends(record: Mapping[str, Any], end: float) -> Iterator[tuple[str, float]]:
         yield (name if record.get("stream") else "stream"), end
 
 
+def classes(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
+    """Group rows by route class, in the order of its name; rows without one do not count."""
+    routed = (row for row in rows if row.get("route_class"))
+    return sorted(grouped(routed, itemgetter("route_class")).items())
+
+
 def by_route_class(ok: Iterable[Row]) -> dict[str, Any]:
     """Summarise phases and predictions by route class; only rows with phases count.
 
     A phase that a request did not have counts as 0 s.
     """
-    classes: dict[str, list[Row]] = {}
-    for row in ok:
-        if row.get("phases_s") and row.get("route_class"):
-            classes.setdefault(row["route_class"], []).append(row)
     return {
         name: {
             "requests": len(members),
@@ -90,7 +93,7 @@ def by_route_class(ok: Iterable[Row]) -> dict[str, Any]:
             },
             "predicted": _predicted(members),
         }
-        for name, members in sorted(classes.items())
+        for name, members in classes(row for row in ok if row.get("phases_s"))
     }
 
 

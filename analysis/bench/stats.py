@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 
+from analysis.measures import Row, grouped
+
 RESAMPLES = 1000
 INTERVAL_PERCENT = 95
+
+
+Summary = TypeVar("Summary", bound=Row)
+
+
+def figure(row: Row, name: str, absent: float = math.nan) -> float:
+    """Return a figure of a row, infinite where a failure decides it; `absent` if it has none."""
+    first, _, last = name.partition(".")
+    value = row.get(first)
+    if last and value is not None:
+        value, absent = value[last], math.inf
+    return absent if value is None else float(value)
+
+
+def cells(rows: Iterable[Summary], keys: Sequence[str], name: str) -> list[dict[str, Summary]]:
+    """Group rows that are alike in `keys`, each group by the rows' `name`."""
+    return [{row[name]: row for row in part} for part in grouped(rows, itemgetter(*keys)).values()]
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:

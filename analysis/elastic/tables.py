@@ -6,13 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from analysis.bench.progress import changed
-from analysis.bench.stats import change
+from analysis.bench.stats import cells, change, figure
 from analysis.bench.tables import number, table
 from analysis.elastic.interference import (
     BATCHED_TOKENS,
@@ -22,6 +24,7 @@ from analysis.elastic.interference import (
     Gaps,
 )
 from analysis.elastic.readings import BASELINE
+from analysis.measures import grouped
 from analysis.rivals.registry import DEFAULT
 
 FOUNDING_SESSIONS = 8
@@ -68,14 +71,11 @@ def regime(sessions: int) -> str:
 
 def summarise(rows: Sequence[Summary]) -> list[dict[str, Any]]:
     """Average rows over seeds, per load and rule in their first order; None is infinite."""
-    groups: dict[tuple[int, str], list[Summary]] = {}
-    for row in rows:
-        groups.setdefault((row["sessions"], row["rule"]), []).append(row)
     return [
         {
             "sessions": sessions,
             "rule": rule,
-            **{name: _mean([_get(row, name) for row in part]) for name in _FIGURES},
+            **{name: fmean(figure(row, name) for row in part) for name in _FIGURES},
             "requests": sum(row["requests"] for row in part),
             "heavy": sum(row["heavy"] for row in part),
             "offloaded_ratio": sum(row["heavy_offloaded"] for row in part)
@@ -83,24 +83,20 @@ def summarise(rows: Sequence[Summary]) -> list[dict[str, Any]]:
             "heavy_reasons": _added([row["heavy_reasons"] for row in part]),
             "beside_home": _added([row.get("beside_home") or {} for row in part]),
         }
-        for (sessions, rule), part in groups.items()
+        for (sessions, rule), part in grouped(rows, itemgetter("sessions", "rule")).items()
     ]
 
 
 def sentence(rows: Sequence[Summary]) -> str:
     """Say in one line what the default rule, or the last one, did beside the baseline; or ""."""
-    by_load: dict[int, dict[str, Summary]] = {}
-    for one in summarise(rows):
-        by_load.setdefault(one["sessions"], {})[one["rule"]] = one
     rules = [rule for rule in dict.fromkeys(row["rule"] for row in rows) if rule != BASELINE]
     ours = DEFAULT if DEFAULT in rules else next(reversed(rules), "")
-    both = [
-        (one[ours], one[BASELINE]) for one in by_load.values() if {ours, BASELINE} <= one.keys()
-    ]
+    loads = cells(summarise(rows), ("sessions",), "rule")
+    both = [(one[ours], one[BASELINE]) for one in loads if {ours, BASELINE} <= one.keys()]
     if not both:
         return ""
     ttft, goodput = (
-        changed(_mean([change(mine[name], base[name]) for mine, base in both]))
+        changed(fmean(change(mine[name], base[name]) for mine, base in both))
         for name in ("ttft_s.p90", "goodput_ratio")
     )
     over = f" (mean of {len(both)} loads)" if len(both) > 1 else ""
@@ -121,26 +117,11 @@ _FIGURES = (
 )
 
 
-def _get(row: Summary, name: str) -> float:
-    """A figure of a row: NaN where the row has none, infinite where a failure decides it."""
-    first, _, last = name.partition(".")
-    value = row.get(first)
-    if last and value is not None:
-        value = value[last]
-        return math.inf if value is None else float(value)
-    return math.nan if value is None else float(value)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def print_experiment(rows: Sequence[Summary], console: Console) -> None:
     """Print a table per load, then the claims beside what was measured."""
     summary = summarise(rows)
     console.print(EXPLAINED, soft_wrap=True, markup=False)
-    for sessions in dict.fromkeys(one["sessions"] for one in summary):
-        part = [one for one in summary if one["sessions"] == sessions]
+    for sessions, part in grouped(summary, itemgetter("sessions")).items():
         console.print(_load_table(sessions, part))
     if any(one["beside_home"].get("offloaded") for one in summary):
         console.print(_home_table(summary))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ from analysis.league.scale import (
     scale_work_tokens,
 )
 from analysis.league.simulate import Task, run_task
-from analysis.league.summary import print_league, summarise
+from analysis.league.summary import CELL, print_league, summarise
 from analysis.league.verdict import print_verdicts, sentence
+from analysis.measures import grouped
 from analysis.rivals.registry import BASELINE, RIVALS
 from replayer.arguments import (
     InputError,
@@ -263,12 +265,9 @@ def _doubts(
     for one in scales:
         rules = LoadRules(one.rate, options.horizon_s or 0.0, think_cap_s=options.think_cap_s)
         tokens[one.regime] = scale_work_tokens(source, rules)
-    cells: dict[Cell, list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["perturb"] == "none" and row["regime"] in tokens:
-            cells.setdefault((row["regime"], row["perturb"], row["load"]), []).append(row)
+    claiming = [row for row in rows if row["perturb"] == "none" and row["regime"] in tokens]
     found = {}
-    for (regime, perturb, load), part in cells.items():
+    for (regime, perturb, load), part in grouped(claiming, itemgetter(*CELL)).items():
         if doubt := cell_doubt(regime, load, part, tokens[regime]):
             found[regime, perturb, load] = doubt
     return found

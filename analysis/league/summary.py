@@ -5,28 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from rich.console import Console
 
-from analysis.bench.stats import mean_and_interval
+from analysis.bench.stats import figure, mean_and_interval
 from analysis.bench.tables import number, table
 from analysis.league.fleet import Scale
+from analysis.measures import grouped
 from analysis.rivals.registry import BASELINE
+
+CELL = ("regime", "perturb", "load")
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Average over seeds, per regime, perturbation, load and policy, best goodput first."""
-    groups: dict[tuple[str, str, float, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        key = row["regime"], row["perturb"], row["load"], row["policy"]
-        groups.setdefault(key, []).append(row)
     made = [
         {
-            **dict(zip(("regime", "perturb", "load", "policy"), key, strict=True)),
-            **{name: mean_and_interval([_get(row, name) for row in part]) for name in FIGURES},
+            **dict(zip((*CELL, "policy"), key, strict=True)),
+            **{n: mean_and_interval([figure(row, n, math.inf) for row in part]) for n in FIGURES},
         }
-        for key, part in groups.items()
+        for key, part in grouped(rows, itemgetter(*CELL, "policy")).items()
     ]
     made.sort(key=lambda one: (one["regime"], one["perturb"], one["load"], _order(one)))
     return made
@@ -34,13 +34,6 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _order(one: dict[str, Any]) -> tuple[float, float]:
     return -one["goodput_ratio"][0], one["ttft_s.p90"][0]
-
-
-def _get(row: dict[str, Any], name: str) -> float:
-    value: Any = row
-    for part in name.split("."):
-        value = value[part]
-    return math.inf if value is None else float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +91,13 @@ def print_league(
         if scale.doubt:
             console.print(f"! {scale.regime}: {scale.doubt}", soft_wrap=True, markup=False)
     console.print(EXPLAINED, soft_wrap=True, markup=False)
-    summary = summarise(rows)
-    keys = list(dict.fromkeys((o["regime"], o["perturb"], o["load"]) for o in summary))
-    for regime, perturb, load in keys:
+    for (regime, perturb, load), part in grouped(summarise(rows), itemgetter(*CELL)).items():
         title = f"{regime}, load {load:g}" + ("" if perturb == "none" else f", {perturb}")
         if doubt := doubts.get((regime, perturb, load)):
             title += f" ! {doubt}"
         shown = table(title, ["policy", *(column.title for column in COLUMNS)])
-        for one in summary:
-            if (one["regime"], one["perturb"], one["load"]) == (regime, perturb, load):
-                shown.add_row(one["policy"], *(_cell(one, column) for column in COLUMNS))
+        for one in part:
+            shown.add_row(one["policy"], *(_cell(one, column) for column in COLUMNS))
         console.print(shown)
 
 

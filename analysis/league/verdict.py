@@ -14,8 +14,9 @@ from typing import Any
 from rich.console import Console
 
 from analysis.bench.progress import changed
-from analysis.bench.stats import change
+from analysis.bench.stats import cells, change
 from analysis.bench.tables import table
+from analysis.league.summary import CELL
 from analysis.rivals.registry import BASELINE, DEFAULT
 
 Summary = dict[str, Any]
@@ -47,9 +48,6 @@ class Verdict:
 
 def verdicts(summary: Sequence[Summary]) -> list[Verdict]:
     """Make a verdict per cell in which both the default and the baseline were run."""
-    cells: dict[tuple[Any, ...], dict[str, Summary]] = {}
-    for one in summary:
-        cells.setdefault((one["regime"], one["perturb"], one["load"]), {})[one["policy"]] = one
     return [
         Verdict(
             cell[DEFAULT],
@@ -57,7 +55,7 @@ def verdicts(summary: Sequence[Summary]) -> list[Verdict]:
             max(cell.values(), key=lambda one: one["goodput_ratio"][0]),
             min(cell.values(), key=lambda one: one["ttft_s.p90"][0]),
         )
-        for cell in cells.values()
+        for cell in cells(summary, CELL, "policy")
         if DEFAULT in cell and BASELINE in cell
     ]
 
@@ -72,10 +70,8 @@ def sentence(summary: Sequence[Summary], policies: Sequence[str]) -> str:
     if not others:
         return ""
     other = BASELINE if BASELINE in others else others[0]
-    cells: dict[tuple[Any, ...], dict[str, Summary]] = {}
-    for one in summary:
-        cells.setdefault((one["regime"], one["perturb"], one["load"]), {})[one["policy"]] = one
-    both = [(cell[ours], cell[other]) for cell in cells.values() if {ours, other} <= cell.keys()]
+    found = cells(summary, CELL, "policy")
+    both = [(cell[ours], cell[other]) for cell in found if {ours, other} <= cell.keys()]
     if not both:
         return ""
     ttft, goodput = (

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import fsum, sqrt
+from math import fsum, isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from analysis.bench.stats import mean_and_interval
+from analysis.bench.stats import figure, mean_and_interval
 from analysis.league.fleet import Scale
+from analysis.measures import grouped
 from analysis.regret.outcomes import JudgedDecision, RegretRun
 
 WORST = 20
@@ -123,11 +124,8 @@ def _interval(values: Sequence[float]) -> dict[str, float] | None:
 
 def _times(runs: Sequence[RegretRun]) -> dict[str, float | None]:
     """Average TTFT percentiles over seeds; None if any seed's is infinite."""
-    found: dict[str, float | None] = {}
-    for name in ("p50", "p90"):
-        values = [run.row["ttft_s"][name] for run in runs]
-        found[name] = None if None in values else fmean(values)
-    return found
+    means = {n: fmean(figure(run.row, f"ttft_s.{n}") for run in runs) for n in ("p50", "p90")}
+    return {name: mean if isfinite(mean) else None for name, mean in means.items()}
 
 
 def missed(decisions: Sequence[JudgedDecision]) -> list[dict[str, Any]]:
@@ -136,11 +134,10 @@ def missed(decisions: Sequence[JudgedDecision]) -> list[dict[str, Any]]:
     The largest sum of gaps comes first. The held-out gap of a group is biased upwards, because its
     kind was chosen on all futures.
     """
-    groups: dict[tuple[str, str], list[JudgedDecision]] = {}
-    for one in decisions:
-        if one.best is not one.chosen:
-            kinds = one.chosen.action.kind(one.home), one.best.action.kind(one.home)
-            groups.setdefault(kinds, []).append(one)
+    groups = grouped(
+        (one for one in decisions if one.best is not one.chosen),
+        lambda one: (one.chosen.action.kind(one.home), one.best.action.kind(one.home)),
+    )
     made = [
         {
             "chosen": chosen,

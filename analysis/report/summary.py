@@ -117,10 +117,6 @@ def ttft_failures_as_inf(rows: Iterable[Row]) -> list[float]:
 
 def by_route_class(ok: Sequence[Row]) -> dict[str, Any]:
     """Summarise latencies by the proxy's route class; empty if no row has one."""
-    classes: dict[str, list[Row]] = {}
-    for row in ok:
-        if row.get("route_class"):
-            classes.setdefault(row["route_class"], []).append(row)
     return {
         name: {
             "requests": len(members),
@@ -128,7 +124,7 @@ def by_route_class(ok: Sequence[Row]) -> dict[str, Any]:
             "cached_tokens": _total(members, "cached_tokens"),
             **{tag: spread(samples_of(tag, members)) for tag in ("ttft_s", "tpot_s", "e2e_s")},
         }
-        for name, members in sorted(classes.items())
+        for name, members in phases.classes(ok)
     }
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from analysis.bench.tables import table
+from analysis.measures import grouped
 from analysis.thermal.harness import HOT_CELSIUS, RECORDED, HarnessSecond
 from analysis.thermal.scenarios import SETTLED_CELSIUS
 from replayer.virtual.heated import HeatedSecond
@@ -49,11 +51,9 @@ def print_scenarios(
         f"directions: direction changes of the cap. {NOT_VALIDATED}",
         soft_wrap=True,
     )
-    for name in dict.fromkeys(row["scenario"] for row in rows):
-        part = [row for row in rows if row["scenario"] == name]
+    for name, part in grouped(rows, itemgetter("scenario")).items():
         made = table(f"{name}: {part[0]['what']}", ["law", *(title for title, *_rest in COLUMNS)])
-        for law in dict.fromkeys(row["law"] for row in part):
-            same = [row for row in part if row["law"] == law]
+        for law, same in grouped(part, itemgetter("law")).items():
             made.add_row(law, *(_mean(same, *column[1:]) for column in COLUMNS))
         console.print(made)
 

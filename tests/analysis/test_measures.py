@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.measures import METRICS, in_target_time, is_good, percentile, samples_of, spread
+from analysis.measures import (
+    METRICS,
+    grouped,
+    in_target_time,
+    is_good,
+    percentile,
+    samples_of,
+    spread,
+)
 
 values = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
 ROW = {
@@ -44,6 +52,10 @@ def test_a_percentile_is_the_smallest_value_that_enough_values_do_not_exceed(num
 def test_percentiles_equal_numpys(percent, size):
     ordered = [float(index * index) for index in range(size)]
     assert percentile(ordered, percent) == np.percentile(ordered, percent, method="inverted_cdf")
+
+
+def test_groups_keep_the_order_in_which_they_come():
+    assert list(grouped([3, 1, 4, 1, 5], lambda n: n % 2).items()) == [(1, [3, 1, 1, 5]), (0, [4])]
 
 
 @given(values)
