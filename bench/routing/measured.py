@@ -9,8 +9,9 @@ import gzip
 import math
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import orjson
@@ -62,6 +63,16 @@ class Figures:
             tpot_p90_s=percentile(sorted(one.tpot_s for one in answered), 90),
             makespan_s=makespan_s,
         )
+
+    @classmethod
+    def middle(cls, seeds: Sequence[Figures]) -> Figures:
+        """The median of each figure; that of the makespan is of the runs that know it."""
+        known = {
+            one.name: [value for seed in seeds if (value := getattr(seed, one.name)) is not None]
+            for one in fields(cls)
+        }
+        found: dict[str, Any] = {name: median(of) if of else None for name, of in known.items()}
+        return cls(**found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +200,3 @@ def _answered(row: dict[str, Any], speedup: float) -> Answered:
         prompt_tokens=row["prompt_tokens"],
         cached_tokens=row["cached_tokens"] or 0,
     )
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows that a replay has written."""
-    return [orjson.loads(line) for line in path.read_bytes().splitlines()]

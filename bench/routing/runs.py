@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.runs import RunError, read_rows
 from bench.measuring.build import BenchError
 from bench.routing.engine import MODEL, write_engine
 from bench.routing.environments import RoutingError
 from bench.routing.load import THINK_CAP_S, Sessions, Shape, Work, write_trace
-from bench.routing.measured import Run, answers, read_rows
+from bench.routing.measured import Run, answers
 from bench.routing.systems import Site, System
 from replayer.demo.processes import ChildProcess, Children
 
@@ -150,7 +151,7 @@ class Runner:
                 fault = f"did not end within {RUN_LIMIT_S:g} s of engine time"
             try:
                 rows = read_rows(client.out / "requests.jsonl")
-            except OSError:
+            except RunError:
                 fault = fault or f"no result, see {system.folder / 'replay.log'}"
         speedup = self._site.speedup
         answered = answers(rows, speedup)

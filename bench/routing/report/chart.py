@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from analysis.measures import grouped
 from bench.routing.report.published import DEFAULT, NAMES, Comparison, seconds
 
 TITLE = (
@@ -36,9 +37,7 @@ STYLE = """
 def svg(made: Sequence[Comparison]) -> str:
     """A panel per comparison that has every system, a row of panels per fleet."""
     whole = [one for one in made if one.is_whole]
-    fleets: dict[str, list[Comparison]] = {}
-    for one in whole:
-        fleets.setdefault(one.shape, []).append(one)
+    fleets = grouped(whole, lambda one: one.shape)
     longest_s = max((_mean(one, name) for one in whole for name in NAMES), default=1.0)
     height = PANEL_TOP + ROW_HEIGHT * len(NAMES) + GAP
     parts = [_fleet(row, TOP + height * at, longest_s) for at, row in enumerate(fleets.values())]

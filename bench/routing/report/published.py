@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 
 import orjson
 
+from analysis.measures import grouped
 from bench.cost.tables import Grid
 from bench.routing.environments import RoutingError
 from bench.routing.load import TRACE
-from bench.routing.measured import Figures, Result, Run
+from bench.routing.measured import Figures, Result
 from bench.routing.report.verdict import TARGETS, Target, Verdict, verdicts
 from bench.routing.systems import GAUGES, MODES, OURS, RIVALS
 
@@ -122,9 +122,7 @@ def comparisons(result: Result) -> list[Comparison]:
 
 
 def _comparison(result: Result, shape: str, load: str, made: Sequence[Verdict]) -> Comparison:
-    groups: dict[str, list[Run]] = {}
-    for run in result.of(shape, load):
-        groups.setdefault(run.name, []).append(run)
+    groups = grouped(result.of(shape, load), lambda run: run.name)
     seeds = sorted({run.seed for runs in groups.values() for run in runs})
     known = {name: [one for run in runs if (one := run.figures)] for name, runs in groups.items()}
     return Comparison(
@@ -156,11 +154,9 @@ def _command(result: Result, shape: str, load: str, seeds: Sequence[int]) -> str
 
 
 def _medians(figures: Sequence[Figures]) -> dict[str, float]:
-    names = ("hit_ratio", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s")
-    found = {name: median(getattr(one, name) for one in figures) for name in names}
-    found["tpot_p90_ms"] = median(one.tpot_p90_s for one in figures) * 1e3
-    if took := [one.makespan_s for one in figures if one.makespan_s is not None]:
-        found["makespan_s"] = median(took)
+    found = asdict(Figures.middle(figures))
+    took, found["tpot_p90_ms"] = found.pop("makespan_s"), found.pop("tpot_p90_s") * 1e3
+    found |= {} if took is None else {"makespan_s": took}
     return {name: round(value, DIGITS.get(name, 2)) for name, value in found.items()}
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
+from analysis.measures import grouped
 from bench.cost.tables import Grid
 from bench.routing.measured import BUSY_LIMIT, Figures, Result, Run
 from bench.routing.report.verdict import Verdict, verdicts
@@ -27,9 +27,7 @@ def grids(result: Result) -> list[Grid]:
 
 
 def _cell(result: Result, shape: str, load: str) -> Grid:
-    groups: dict[str, list[Run]] = {}
-    for run in result.of(shape, load):
-        groups.setdefault(run.name, []).append(run)
+    groups = grouped(result.of(shape, load), lambda run: run.name)
     rows = [_row(name, runs) for name, runs in groups.items()]
     return Grid(f"{shape}, {load} load", HEADERS, rows)
 
@@ -45,19 +43,11 @@ def _row(name: str, runs: Sequence[Run]) -> list[str]:
 def _medians(figures: Sequence[Figures]) -> list[str]:
     if not figures:
         return [""] * 7
-    return [
-        f"{median(one.hit_ratio for one in figures):.3f}",
-        *(
-            f"{median(getattr(one, f'ttft_{name}_s') for one in figures):.2f}"
-            for name in ("mean", "p50", "p90", "p99")
-        ),
-        f"{median(one.tpot_p90_s for one in figures) * 1e3:.1f}",
-        _makespan([one.makespan_s for one in figures if one.makespan_s is not None]),
-    ]
-
-
-def _makespan(values: Sequence[float]) -> str:
-    return f"{median(values):.0f}" if values else ""
+    one = Figures.middle(figures)
+    times_s = one.ttft_mean_s, one.ttft_p50_s, one.ttft_p90_s, one.ttft_p99_s
+    took = "" if one.makespan_s is None else f"{one.makespan_s:.0f}"
+    shown = (f"{time_s:.2f}" for time_s in times_s)
+    return [f"{one.hit_ratio:.3f}", *shown, f"{one.tpot_p90_s * 1e3:.1f}", took]
 
 
 def _busy(runs: Sequence[Run]) -> str:

@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from analysis.measures import percentile
+from analysis.measures import grouped, percentile
 from bench.routing.measured import Answered, Result, Run
 from bench.routing.systems import BEFORE, EVENTS, GAUGES, OURS, PLAIN, RIVALS
 
@@ -142,10 +142,8 @@ def _others(target: Target, runs: Sequence[Run]) -> tuple[str, list[Run]]:
 
 def best_rival(runs: Sequence[Run], figure: Figure) -> tuple[str, list[Run]]:
     """The rival with the lowest median of a figure, and its runs; empty if there is none."""
-    by_name: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.system in RIVALS and run.answered:
-            by_name.setdefault(run.system, []).append(run)
+    rivals = (run for run in runs if run.system in RIVALS and run.answered)
+    by_name = grouped(rivals, lambda run: run.system)
     if not by_name:
         return "", []
     best = min(by_name, key=lambda name: median(map(figure.of_run, by_name[name])))
@@ -224,10 +222,8 @@ class _Sample:
 
 
 def _by_session(run: Run, value: Values) -> dict[str, np.ndarray]:
-    found: dict[str, list[float]] = {}
-    for one in run.answered:
-        found.setdefault(one.session, []).append(value(one))
-    return {name: np.array(values) for name, values in found.items()}
+    sessions = grouped(run.answered, lambda one: one.session)
+    return {name: np.array([*map(value, part)]) for name, part in sessions.items()}
 
 
 ORDER_OF_MAGNITUDE = 2.0

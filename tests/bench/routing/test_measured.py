@@ -56,6 +56,13 @@ def test_figures_are_nearest_ranks() -> None:
     assert Figures.of([], 9.0) is None
 
 
+def test_the_middle_of_seeds_is_each_figures_own() -> None:
+    seeds = [Figures(0.5, n, n, n, n, 1.0 - n, took) for n, took in ((0.1, 9.0), (0.3, None))]
+    middle = Figures.middle([*seeds, Figures(0.7, 0.2, 0.4, 0.2, 0.2, 0.1, 7.0)])
+    assert middle == Figures(0.5, 0.2, 0.3, 0.2, 0.2, 0.7, 8.0)
+    assert Figures.middle(seeds[1:]).makespan_s is None
+
+
 @pytest.mark.parametrize("name", ["r.json", "r.json.gz"])
 def test_a_result_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
     made = result(run("dynamo-kv", 1, [1.0, 2.0]), run("cache-proxy", 1, [1.0], "plain", lost=1))
