@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,8 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import orjson
+import psutil
 import pytest
 
+from bench.measuring.processes import Child
 from tests.support.waiting import until_true
 
 SMALL = ("--speed", "18", "--", "--no-progress", "--no-html", "--limit")
@@ -19,12 +20,10 @@ SMALL = ("--speed", "18", "--", "--no-progress", "--no-html", "--limit")
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(180)]
 
 
-def demo(out: Path, requests: int, *options: str) -> subprocess.Popen[str]:
+def demo(out: Path, requests: int, *options: str) -> Child:
     """Start it."""
     command = [sys.executable, "-m", "replayer.demo", "--out", str(out), *options, *SMALL]
-    return subprocess.Popen(
-        [*command, str(requests)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return Child([*command, str(requests)])
 
 
 RUNS: dict[str, tuple[str, ...]] = {
@@ -45,13 +44,10 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
             name: stack.enter_context(demo(outs[name], REQUESTS[name], *options))
             for name, options in RUNS.items()
         }
-        for run in runs.values():
-            stack.callback(run.terminate)
         for name, run in runs.items():
-            text, _ = run.communicate()
-            assert run.returncode == 0, text
-            assert "FAILED" not in text
-            ends[name] = outs[name], text.splitlines()
+            assert run.wait() == 0, run.log
+            assert "FAILED" not in run.log
+            ends[name] = outs[name], run.log.splitlines()
     return ends
 
 
@@ -94,38 +90,22 @@ def test_offloads_change_no_output(said: Said) -> None:
 def test_a_signal_stops_every_child(tmp_path: Path) -> None:
     """Engines, proxy and client go with it, by pid; one line says so."""
     with demo(tmp_path, 60, "--engines", "1", "--offload-policy", "never") as run:
-        assert run.stdout
-        run.stdout.readline()
-        children = until_true(lambda: len(found := _children(run.pid)) >= 3 and found)
+        until_true(lambda: run.found("\n"))
+        pids = until_true(lambda: len(found := run.pids) >= 4 and found)
         until_true((tmp_path / "proxy.jsonl").read_text)
         run.send_signal(signal.SIGINT)
-        text, _ = run.communicate()
-    assert run.returncode == 130
-    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
-    assert "Traceback" not in text
-    assert text.splitlines()[-1].startswith("demo: stopped by SIGINT")
+        assert run.wait() == 130
+    assert not any(map(psutil.pid_exists, pids))
+    assert "Traceback" not in run.log
+    assert run.log.splitlines()[-1].startswith("demo: stopped by SIGINT")
 
 
 def test_a_signal_before_anything_runs_leaves_nothing(tmp_path: Path) -> None:
     """While the engine is being started, and twice."""
     with demo(tmp_path, 60, "--engines", "1", "--offload-policy", "never") as run:
-        children = until_true(lambda: _children(run.pid))
+        pids = until_true(lambda: len(found := run.pids) >= 2 and found)
         run.send_signal(signal.SIGTERM)
         run.send_signal(signal.SIGINT)
-        text, _ = run.communicate()
-    assert run.returncode in (143, 130)
-    assert text.count("\n") == 1
-    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
-
-
-def _children(pid: int) -> list[int]:
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                status = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if int(status[1]) == pid:
-                found.append(int(entry))
-    return found
+        assert run.wait() in (143, 130)
+    assert run.log.count("\n") == 1
+    assert not any(map(psutil.pid_exists, pids))

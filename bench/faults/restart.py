@@ -28,8 +28,9 @@ from pathlib import Path
 import orjson
 import uvloop
 
+from bench.measuring.processes import is_running
 from tests.chaos.client import Connection, Got, connect, request
-from tests.chaos.command import START_S, Command, command
+from tests.chaos.command import Command, command
 from tests.support.harness import (
     ANSWER,
     DONE,
@@ -42,6 +43,7 @@ from tests.support.harness import (
     is_set_within,
     until,
 )
+from tests.support.proxy_process import START_S
 
 BUSY, SLOW = 10, 20
 """Kept connections: those that take turns with half of the load, and those that are mostly idle."""
@@ -200,18 +202,6 @@ class Load:
             await kept.ask()
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process that need not be our child runs still."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    try:  # one that ended and was not fetched yet is there still
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return not Path("/proc/self").exists()
-
-
 def pid_of(folder: Path) -> int:
     """Who the main process is, by its `--pid-file`."""
     return int((folder / "pid").read_text())
@@ -228,7 +218,7 @@ async def replaceable(
             await until((folder / "pid").exists, "the pid file is written")
             yield proxy
         finally:
-            if (folder / "pid").exists() and (last := pid_of(folder)) != proxy.process.pid:
+            if (folder / "pid").exists() and (last := pid_of(folder)) != proxy.pid:
                 os.kill(last, signal.SIGTERM)
                 await until(lambda: not is_running(last), "the last process ends")
 

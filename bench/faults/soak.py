@@ -25,6 +25,7 @@ import logging
 import math
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -40,12 +41,13 @@ import uvloop
 from analysis.measures import percentile
 from bench.faults.hostile import PROMPT_WORDS
 from bench.measuring.looplag import buckets, quantile_bound_s
+from bench.measuring.processes import Child
 from replayer.simulator.host import SimFleet
 from tests.chaos import invariants as inv
 from tests.chaos.client import Got, connect, exchange, request
 from tests.chaos.command import ROOT, Command, command
 from tests.chaos.faultproxy import FaultProxy
-from tests.support.harness import chat, spend, words
+from tests.support.harness import chat, spend, until, words
 
 ENGINES = 3
 FAULT_S = 10.0
@@ -300,9 +302,9 @@ class Alternation:
     """
 
     proxy: Command
-    here: Sequence[asyncio.subprocess.Process]
+    here: Sequence[Child]
     """Who is hostile to this proxy: clients, and one of its engines."""
-    elsewhere: Sequence[asyncio.subprocess.Process]
+    elsewhere: Sequence[Child]
     """The same of another proxy, with an engine of its own."""
     quiet_windows: list[Phase] = field(default_factory=list)
     elsewhere_windows: list[Phase] = field(default_factory=list)
@@ -335,9 +337,7 @@ class Alternation:
             await spend(SETTLE_S)
             left_s -= length_s
 
-    async def _hostile(
-        self, who: Sequence[asyncio.subprocess.Process], among: list[Phase], length_s: float
-    ) -> None:
+    async def _hostile(self, who: Sequence[Child], among: list[Phase], length_s: float) -> None:
         _tell(who, b"on")
         for _ in range(WINDOWS):
             await self._window(among, length_s / WINDOWS)
@@ -354,10 +354,11 @@ class Alternation:
         return Counter(buckets(await self.proxy.exposition(), LAG))
 
 
-def _tell(children: Iterable[asyncio.subprocess.Process], word: bytes) -> None:
+def _tell(children: Iterable[Child], word: bytes) -> None:
     for told in children:
         assert told.stdin is not None
         told.stdin.write(word + b"\n")
+        told.stdin.flush()
 
 
 def together(phases: Iterable[Phase]) -> Phase:
@@ -368,38 +369,28 @@ def together(phases: Iterable[Phase]) -> Phase:
     return whole
 
 
-@asynccontextmanager
-async def child(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
+def child(*args: str) -> Child:
     """A process of `hostile.py`; it ends with its stdin."""
-    pipe = asyncio.subprocess.PIPE
-    running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", HOSTILE, *args, cwd=ROOT, stdin=pipe, stdout=pipe, limit=MIB
-    )
-    try:
-        yield running
-    finally:
-        if running.returncode is None:
-            running.terminate()
-        await running.wait()
+    command = [sys.executable, "-m", HOSTILE, *args]
+    return Child(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=None)
 
 
-async def line_of(running: asyncio.subprocess.Process) -> bytes:
-    """What a child prints next."""
-    assert running.stdout is not None
-    async with asyncio.timeout(CHILD_S):
-        return await running.stdout.readline()
+async def line_of(running: Child) -> str:
+    """The line that a child prints."""
+    said: str = (await until(lambda: running.found(r"(.+)\n"), "a line", CHILD_S))[1]
+    return said
 
 
 async def beside_hostile(args: argparse.Namespace, folder: Path) -> list[str]:
     """Hostile requests in every second phase; prints one table, gives what is out of bounds."""
     seen = Seen()
     async with contextlib.AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(child("engine")) for _ in range(ENGINES)]
-        addresses = [(await line_of(engine)).decode().strip() for engine in engines]
+        engines = [stack.enter_context(child("engine")) for _ in range(ENGINES)]
+        addresses = [await line_of(engine) for engine in engines]
         proxy = await stack.enter_async_context(command(folder, addresses, *OPTIONS, checks=False))
         await proxy.up(ENGINES)
         rate = args.rate * args.hostile
-        attacker = await stack.enter_async_context(child("attack", proxy.url, str(rate)))
+        attacker = stack.enter_context(child("attack", proxy.url, str(rate)))
         elsewhere = await stack.enter_async_context(another(folder, rate))
         turns = Alternation(proxy, [attacker, engines[0]], elsewhere)
         fds = await rest(proxy)
@@ -427,16 +418,16 @@ async def beside_hostile(args: argparse.Namespace, folder: Path) -> list[str]:
 
 
 @asynccontextmanager
-async def another(folder: Path, rate: float) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+async def another(folder: Path, rate: float) -> AsyncIterator[list[Child]]:
     """Another proxy that can be attacked, of its own engine: its attacker, and the engine."""
     beside = folder / "elsewhere"
     beside.mkdir()
     async with contextlib.AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(child("engine"))
-        address = (await line_of(engine)).decode().strip()
+        engine = stack.enter_context(child("engine"))
+        address = await line_of(engine)
         proxy = await stack.enter_async_context(command(beside, [address], *OPTIONS, checks=False))
         await proxy.up(1)
-        attacker = await stack.enter_async_context(child("attack", proxy.url, str(rate)))
+        attacker = stack.enter_context(child("attack", proxy.url, str(rate)))
         yield [attacker, engine]
 
 

@@ -160,7 +160,7 @@ class Site:
         work.mkdir(parents=True)
         if peer.config is not None:
             (work / peer.config).write_text(self._config(peer, work, port))
-        child = self.children.start(name, command, self.cpus.peer, work, _environment(peer))
+        child = self.children.start(command, self.cpus.peer, work, _environment(peer))
         running = Running(name, peer, child, port)
         _wait(running)
         return running

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import os
+import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from bench.measuring.build import BenchError
 
-STOP_S = 3.0
+STOP_S, END_S = 3.0, 60.0
+"""How long each signal has to stop a process, and one that was told to end by itself."""
 HOST = "127.0.0.1"
 
 
@@ -46,31 +53,63 @@ def pinned(cpu: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-@dataclass(slots=True)
-class Child:
-    """One started process."""
+class Child(subprocess.Popen[bytes]):
+    r"""A command as a process that says what it says to a file; its block's end stops it by pid.
 
-    name: str
-    process: subprocess.Popen[bytes]
-    output: Path | None = None
+        with Child([sys.executable, "-m", "proxy.cli", *options]) as proxy:
+            url = until_true(lambda: proxy.found(r"listening on (\S+)"))[1]
+
+    Nobody need read, so it never waits for a reader. `output`: the file's name, if it needs one.
+    `more`: as of `Popen`, for another stdin, or a stream apart.
+    """
+
+    def __init__(self, args: Sequence[str], output: Path | None = None, **more: Any) -> None:
+        made = tempfile.TemporaryFile() if output is None else output.open("w+b")  # noqa: SIM115
+        self._output = made  # closed at the block's end
+        self._log = ""
+        given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": made}
+        super().__init__(args, **(given | {"stderr": subprocess.STDOUT} | more))
 
     @property
     def is_alive(self) -> bool:
         """Whether it still runs."""
-        return self.process.poll() is None
+        return self.poll() is None
 
     @property
     def pids(self) -> list[int]:
         """Its own pid, and those of everything it started."""
-        return descendants(self.process.pid)
+        with suppress(psutil.NoSuchProcess):
+            return [self.pid, *(p.pid for p in psutil.Process(self.pid).children(recursive=True))]
+        return [self.pid]
+
+    @property
+    def log(self) -> str:
+        """All that it said so far."""
+        if not self._output.closed:
+            file = self._output.fileno()
+            # `read` would move the place at which the process writes.
+            self._log = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+        return self._log
 
     def tail(self, chars: int = 1500) -> str:
-        """The end of what it said."""
-        return self.output.read_text(errors="replace")[-chars:] if self.output else ""
+        """The end of that."""
+        return self.log[-chars:]
+
+    def found(self, pattern: str) -> re.Match[str] | None:
+        """Where it said this; None as yet. EOFError when it has ended and said no such thing."""
+        status = self.poll()
+        found = re.search(pattern, self.log)
+        if found is None and status is not None:
+            raise EOFError(f"{self.args!r} ended with {status} before {pattern}:\n{self.log}")
+        return found
+
+    async def ended(self) -> int:
+        """Its exit status, once it has one; the loop runs on."""
+        return await asyncio.to_thread(self.wait, END_S)
 
     def stop(self) -> None:
         """SIGTERM to it and its children, then SIGKILL to those that do not listen."""
-        pids = self.pids
+        pids = self.pids if self.is_alive else []
         for number in (signal.SIGTERM, signal.SIGKILL):
             for pid in pids:
                 with suppress(ProcessLookupError):
@@ -79,9 +118,16 @@ class Child:
             while time.monotonic() < deadline_s:
                 pids = [pid for pid in pids if is_running(pid)]
                 # Its own end must also be collected: between two looks it can have become a zombie.
-                if self.process.poll() is not None and not pids:
+                if not self.is_alive and not pids:
                     return
                 time.sleep(0.02)
+
+    def __exit__(self, *exc: Any) -> None:
+        """Stop it; what it said can be read on."""
+        self.stop()
+        super().__exit__(*exc)
+        with self._output:
+            self._log = self.log
 
 
 @dataclass(slots=True)
@@ -91,28 +137,13 @@ class Children:
     stack: ExitStack
 
     def start(
-        self,
-        name: str,
-        command: Sequence[str],
-        cpu: int,
-        work: Path,
-        env: Mapping[str, str] | None = None,
+        self, command: Sequence[str], cpu: int, work: Path, env: Mapping[str, str] | None = None
     ) -> Child:
         """Start a command in `work`, its output in `work`/log."""
-        output = work / "log"
-        with output.open("wb") as sink, pinned(cpu):
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                cwd=work,
-                env=env,
-                process_group=0,  # Ctrl-C reaches the bench, which stops them in order
-            )
-        child = Child(name, process, output)
-        self.stack.callback(child.stop)
-        return child
+        with pinned(cpu):
+            # In a group of its own: Ctrl-C reaches the bench, which stops them in order.
+            child = Child(command, work / "log", cwd=work, env=env, process_group=0)
+        return self.stack.enter_context(child)
 
 
 @contextmanager
@@ -124,29 +155,10 @@ def children() -> Iterator[Children]:
 
 def is_running(pid: int) -> bool:
     """Whether the process is there and has not ended; one that nobody waited for has."""
-    status = _status(pid)
-    return status is not None and status[0] not in "ZX"
-
-
-def _status(pid: int) -> list[str] | None:
-    """State, parent and so on, as proc(5) has them behind the name."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return None
-
-
-def descendants(root: int) -> list[int]:
-    """A process and everything below it."""
-    children_of: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (status := _status(int(entry.name))):
-            children_of.setdefault(int(status[1]), []).append(int(entry.name))
-    found, todo = [], [root]
-    while todo:
-        found.append(todo.pop())
-        todo += children_of.get(found[-1], [])
-    return found
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def pss_bytes(pids: Sequence[int]) -> int:

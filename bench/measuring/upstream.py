@@ -63,11 +63,11 @@ class Upstream:
 def start(children: Children, program: Path, cpu: int, work: Path, ports: int = PORTS) -> Upstream:
     """Start it on ports that the kernel chooses."""
     work.mkdir(parents=True, exist_ok=True)
-    child = children.start("upstream", [str(program), str(ports)], cpu, work)
+    child = children.start([str(program), str(ports)], cpu, work)
     deadline_s = time.monotonic() + READY_S
     while time.monotonic() < deadline_s and child.is_alive:
-        said = child.tail()
+        said = child.log
         if said.endswith("\n"):
             return Upstream(child, [int(port) for port in said.split()])
         time.sleep(0.02)
-    raise BenchError(f"the upstream did not start: {child.tail()}")
+    raise BenchError(f"the upstream did not start: {child.log}")

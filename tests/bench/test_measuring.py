@@ -128,7 +128,7 @@ def somebody_elses_server(*, shared: bool = False) -> Iterator[int]:
 
 def test_a_port_that_somebody_else_listens_on_gets_nothing(rig: Rig, tmp_path: Path) -> None:
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
-    child = rig.site.children.start("sleeper", sleeper, rig.site.cpus.peer, tmp_path)
+    child = rig.site.children.start(sleeper, rig.site.cpus.peer, tmp_path)
     with somebody_elses_server() as port:
         running = Running("sleeper", Peer(command="sleep"), child, port)
         with pytest.raises(WrongProcessError, match=rf"wrong process: port {port} .*\(sleeper was"):
@@ -145,17 +145,17 @@ def test_a_port_that_is_shared_with_somebody_else_gets_nothing(rig: Rig, tmp_pat
     )
     with somebody_elses_server(shared=True) as port:
         command = [sys.executable, "-c", listen, str(port)]
-        child = rig.site.children.start("sharer", command, rig.site.cpus.peer, tmp_path)
-        until_true(lambda: child.tail() or not child.is_alive)
-        assert child.tail() == "up\n"
+        child = rig.site.children.start(command, rig.site.cpus.peer, tmp_path)
+        until_true(lambda: child.log or not child.is_alive)
+        assert child.log == "up\n"
         running = Running("sharer", Peer(command="sharer"), child, port)
         with pytest.raises(WrongProcessError):
             rig.bench.measure(running, "tiny", TINY, 1)
 
 
 def test_a_peer_that_ended_is_no_result(rig: Rig, tmp_path: Path) -> None:
-    ended = rig.site.children.start("gone", ["/bin/true"], rig.site.cpus.peer, tmp_path)
-    ended.process.wait()
+    ended = rig.site.children.start(["/bin/true"], rig.site.cpus.peer, tmp_path)
+    ended.wait()
     with pytest.raises(BenchError, match="gone has ended"):
         rig.bench.measure(Running("gone", LOSSY, ended, 1), "tiny", TINY, 1)
 
@@ -241,7 +241,7 @@ def test_cycles_are_instructions_and_what_misses_take() -> None:
 def test_what_was_started_is_stopped(tmp_path: Path) -> None:
     with children() as started:
         shell = ["/bin/sh", "-c", "sleep 60 & wait"]
-        child = started.start("shell", shell, cpu=min(os.sched_getaffinity(0)), work=tmp_path)
+        child = started.start(shell, cpu=min(os.sched_getaffinity(0)), work=tmp_path)
         pids = until_true(lambda: len(found := child.pids) >= 2 and found)
     assert not [pid for pid in pids if is_running(pid)]
 

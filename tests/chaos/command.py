@@ -1,24 +1,21 @@
 """The proxy as a process of its own: for signals, file descriptors, memory, and load.
 
     async with command(folder, [engine.url], "--drain-seconds", "1") as proxy:
-        proxy.kill(signal.SIGTERM)
+        proxy.send_signal(signal.SIGTERM)
 
 Invariants are read from outside: its `/metrics`, its log, its request log, `/proc`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
-import signal
-import sys
+import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 
@@ -28,28 +25,21 @@ from tests.chaos.client import Got, exchange, request
 from tests.chaos.invariants import holds
 from tests.chaos.rig import CANARIES, ENGINE_SECRET, MAX_RETRIES, PROMPT_SECRET, SECRETS
 from tests.support.harness import chat, until
+from tests.support.proxy_process import START_S, ProxyProcess
 
 ROOT = Path(__file__).parents[2]
-START_S = 90.0
-STOP_S = 60.0
-_LISTENS = re.compile(r"listening on (https?://\S+)")
 
 
-@dataclass
-class Command:
-    """A running `cache-proxy`."""
+class Command(ProxyProcess):
+    """A running `cache-proxy`, which logs its requests."""
 
-    process: asyncio.subprocess.Process
-    folder: Path
-    url: str = ""
-    answers: list[Got] = field(default_factory=list)
-    may_log: tuple[str, ...] = ()
-    """Words of lines that the row expects at ERROR."""
-
-    @property
-    def log(self) -> str:
-        """What it said on stderr."""
-        return (self.folder / "stderr").read_text(errors="replace")
+    def __init__(self, folder: Path, *options: str, shell: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(*options, shell=shell, output=folder / "stderr", cwd=ROOT)
+        self.folder = folder
+        self.answers: list[Got] = []
+        self.may_log: tuple[str, ...] = ()
+        """Words of lines that the row expects at ERROR."""
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -57,18 +47,6 @@ class Command:
         path = self.folder / "requests.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
         return [orjson.loads(line) for line in lines]
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process.returncode is None
-
-    def kill(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    async def ended(self) -> int:
-        """Its exit status, once it has one."""
-        async with asyncio.timeout(STOP_S):
-            return await self.process.wait()
 
     async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Got:
         return await exchange(self.url, request(None, headers or {}, path, "GET"))
@@ -106,10 +84,10 @@ class Command:
 
     @property
     def fds(self) -> int:
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def _status(self, name: str) -> int:
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        text = Path(f"/proc/{self.pid}/status").read_text()
         found = re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)
         assert found is not None
         return int(found[1])
@@ -161,49 +139,19 @@ async def command(
     checks: bool = True,
 ) -> AsyncIterator[Command]:
     """Start it, wait until it listens, stop it by pid. `shell`: commands before, such as ulimit."""
-    sink = _sink(folder)
     log = str(folder / "requests.jsonl") if request_log is None else request_log
-    words = ["--port", "0", "--host", "127.0.0.1"]
-    words += ["--instances", ",".join(instances)] if instances else []
+    words = ["--instances", ",".join(instances)] if instances else []
     words += ["--kv-connector", "none"] if "--kv-connector" not in options else []
     words += ["--request-log", log, *options]
-    line = f'{shell}\nexec "$@"'
-    with sink:
-        process = await asyncio.create_subprocess_exec(
-            *("sh", "-c", line, "sh", sys.executable, "-m", "proxy.cli", *words),
-            cwd=ROOT,
-            stdout=sink,
-            stderr=sink,
-        )
-    running = Command(process, folder)
-    try:
-        await _listens(running)
-        yield running
-        if checks and running.is_alive:
-            await running.check()
-    finally:
-        if running.is_alive:
-            process.terminate()
-            try:
+    with Command(folder, *words, shell=shell) as running:
+        try:
+            await running.listens()
+            yield running
+            if checks and running.is_alive:
+                await running.check()
+        finally:
+            running.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 await running.ended()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
     if checks:
         running.check_after()
-
-
-def _sink(folder: Path) -> BinaryIO:
-    folder.mkdir(parents=True, exist_ok=True)
-    return (folder / "stderr").open("wb")
-
-
-async def _listens(running: Command) -> None:
-    def is_listening() -> bool:
-        assert running.is_alive, running.log
-        return _LISTENS.search(running.log) is not None
-
-    await until(is_listening, "listening", START_S)
-    found = _LISTENS.search(running.log)
-    assert found is not None
-    running.url = found[1]

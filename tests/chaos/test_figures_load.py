@@ -114,7 +114,7 @@ async def test_r9_drain_with_live_streams(rig: Floor, tmp_path: Path) -> None:
             await proxy.up(1)
             asked = [asyncio.create_task(proxy.ask(f"p{i}")) for i in range(STREAMS)]
             await until(lambda: engine.busy == STREAMS, "all stream")
-            proxy.kill(signal.SIGTERM)
+            proxy.send_signal(signal.SIGTERM)
             await until(lambda: "draining" in proxy.log, "draining")
             enough = said + 5 * STREAMS  # whatever the drain does at its beginning
             await until(lambda: said >= enough, "all stream on")

@@ -8,7 +8,7 @@ import functools
 import os
 import resource
 import signal
-import sys
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -42,6 +42,7 @@ from tests.support.harness import (
     until,
     words,
 )
+from tests.support.proxy_process import ProxyProcess, url_in
 
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 """How a TLS handshake begins: a record, a ClientHello, its version."""
@@ -180,27 +181,16 @@ async def test_f92_request_log_moved_away(rig: Floor, tmp_path: Path) -> None:
 
 async def test_f92_nobody_reads_stderr(rig: Floor, tmp_path: Path) -> None:
     async with RawEngine() as engine:
-        words_ = ("--instances", engine.address, "--port", "0", "--kv-connector", "none")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "proxy.cli", "--host", "127.0.0.1", *words_),
-            *("--log-level", "debug"),
-            cwd=ROOT,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
+        options = ("--instances", engine.address, "--kv-connector", "none", "--log-level", "debug")
+        with ProxyProcess(*options, cwd=ROOT, stderr=subprocess.PIPE) as process:
             assert process.stderr is not None
-            async with asyncio.timeout(WAIT_S):
-                while b"listening" not in (line := await process.stderr.readline()):
-                    assert line, "it ended"
-            url = line.decode().split("listening on ")[1].split()[0]
-            process._transport.get_pipe_transport(2).close()  # type: ignore[attr-defined]
+            url = await asyncio.to_thread(url_in, process.stderr)
+            process.stderr.close()
             for _ in range(10):
                 assert is_fine(await exchange(url, request(BODY, CANARIES)))
-            assert process.returncode is None
-        finally:
+            assert process.is_alive
             process.terminate()
-            async with asyncio.timeout(WAIT_S):
-                await process.wait()
+            await process.ended()
     holds("I2", len(engine.posts) == 10, "requests were lost or repeated")
     rig.checked += 1
 
@@ -288,7 +278,7 @@ async def test_f94_a_stream_outlives_the_signal(
 ) -> None:
     options = ("--drain-seconds", "60")
     async with streaming(rig, tmp_path / "c", *options) as (proxy, asked, engine):
-        proxy.kill(number)
+        proxy.send_signal(number)
 
         async def is_draining() -> bool:
             return (await proxy.get("/ready")).status == 503
@@ -308,9 +298,9 @@ async def test_f94_a_second_signal_ends_at_once(rig: Floor, tmp_path: Path) -> N
         engine.scripts.append(stalls())
         silent = asyncio.create_task(proxy.ask(stream=False))
         await until(lambda: engine.busy == 2, "both are in flight")
-        proxy.kill(signal.SIGTERM)
+        proxy.send_signal(signal.SIGTERM)
         await until(lambda: "draining" in proxy.log, "draining")
-        proxy.kill(signal.SIGTERM)
+        proxy.send_signal(signal.SIGTERM)
         got, unheard = await asked, await silent
         assert (unheard.status, unheard.error["code"]) == (503, "proxy_stopping")
         assert not got.is_clean
@@ -321,8 +311,8 @@ async def test_f94_a_second_signal_ends_at_once(rig: Floor, tmp_path: Path) -> N
 async def test_f94_signals_that_change_nothing(rig: Floor, tmp_path: Path) -> None:
     async with streaming(rig, tmp_path / "c") as (proxy, asked, engine):
         for _ in range(100):
-            proxy.kill(signal.SIGHUP)
-            proxy.kill(signal.SIGUSR1)
+            proxy.send_signal(signal.SIGHUP)
+            proxy.send_signal(signal.SIGUSR1)
             assert (await proxy.get("/live")).status == 200  # so that each signal is one of its own
         await engine.says_more()
         engine.may_end.set()
@@ -336,7 +326,7 @@ async def test_f94_signals_that_change_nothing(rig: Floor, tmp_path: Path) -> No
 async def test_f94_stopped_and_continued(rig: Floor, tmp_path: Path) -> None:
     options = ("--idle-timeout", "2", "--ttft-timeout", "2", "--health-timeout", "1")
     async with streaming(rig, tmp_path / "c", *options) as (proxy, asked, engine):
-        await stopped(proxy.process.pid, 3.0)
+        await stopped(proxy.pid, 3.0)
         await engine.says_more()
         engine.may_end.set()
         got = await asked
@@ -355,7 +345,7 @@ async def test_f95_reload_of_a_bad_configuration(rig: Floor, tmp_path: Path, tex
             proxy.may_log = ("not reloaded",)
             await proxy.up(2)
             config.write_text(text)
-            proxy.kill(signal.SIGHUP)
+            proxy.send_signal(signal.SIGHUP)
             await until(lambda: "not reloaded" in proxy.log, "it says why")
             assert (await proxy.get("/instances")).body.count(b'"name"') == 2
             assert is_fine(await proxy.ask())
@@ -374,7 +364,7 @@ async def test_f95_an_instance_leaves_with_live_streams(rig: Floor, tmp_path: Pa
             busy = fleet.engines[0].stats
             await until(lambda: busy()["generated_tokens"] > 20, "streams on both")
             config.write_text(f'instances = ["b={b}"]\n')
-            proxy.kill(signal.SIGHUP)
+            proxy.send_signal(signal.SIGHUP)
             answers = await asyncio.gather(*asked)
             assert all(got.is_clean and got.is_done for got in answers)
 
@@ -422,15 +412,15 @@ async def test_f135_a_config_file_that_is_cut(rig: Floor, tmp_path: Path) -> Non
                 config.write_text(text)
                 await refused()
                 await stays_closed()
-                proxy.kill(signal.SIGHUP)
+                proxy.send_signal(signal.SIGHUP)
                 await refused()
                 await stays_closed()
-            proxy.kill(signal.SIGUSR2)
+            proxy.send_signal(signal.SIGUSR2)
             await until(lambda: "hot restart failed" in proxy.log, "SIGUSR2")
             await stays_closed()
             config.write_text(head + secrets)
             keys.write_text(f"acme:{KEY}\nzeta:zz")
-            proxy.kill(signal.SIGHUP)
+            proxy.send_signal(signal.SIGHUP)
             await refused()
             await stays_closed("zz")
             assert proxy.is_alive
@@ -482,9 +472,9 @@ async def test_f159_no_regular_file(
             # In one step: where it is away for a moment, the watch says that too.
             how(aside := tmp_path / "aside")
             aside.replace(path)
-            proxy.kill(signal.SIGHUP)
+            proxy.send_signal(signal.SIGHUP)
             await until(lambda: "not reloaded" in proxy.log, "it says why")
-            proxy.kill(signal.SIGUSR2)
+            proxy.send_signal(signal.SIGUSR2)
             await until(lambda: "hot restart failed" in proxy.log, "SIGUSR2")
             assert await status_of(KEY) == 200
             assert proxy.rss_bytes - before < 32 << 20
@@ -494,7 +484,7 @@ async def test_f159_no_regular_file(
             for path, content in texts.items():
                 aside.write_text(content)
                 aside.replace(path)
-            proxy.kill(signal.SIGHUP)
+            proxy.send_signal(signal.SIGHUP)
             await until(functools.partial(is_open, other), "the right file is read")
             assert proxy.is_alive
     rig.checked += 1
@@ -683,6 +673,6 @@ async def test_f123_the_processs_clock_jumps(rig: Floor, tmp_path: Path) -> None
         for record in proxy.records:
             assert 0 <= record["t_done"] - record["t_proxy_recv"] < 60
         moved.write_text("-900000000")
-        proxy.kill(signal.SIGTERM)
+        proxy.send_signal(signal.SIGTERM)
         assert await proxy.ended() == 0
     rig.checked += 1

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import trustme
 
-from bench.faults.restart import BODY, Seen, is_running, pid_of, replace, replaceable, run
+from bench.faults.restart import BODY, Seen, pid_of, replace, replaceable, run
+from bench.measuring.processes import is_running
 from tests.chaos import figures
 from tests.chaos.client import Connection, connect, request
 from tests.chaos.command import ROOT, Command
@@ -66,7 +67,7 @@ async def test_kept_connections_are_led_over(tmp_path: Path) -> None:
             await handed_over(proxy)
             assert "1 sessions and 0 blocks taken over" in proxy.log, "a prompt of less than one"
             assert proxy.is_alive
-            proxy.kill(signal.SIGUSR2)
+            proxy.send_signal(signal.SIGUSR2)
             await until(lambda: "has taken over already" in proxy.log, "refused")
             assert await answer(balancer, get("/ready")) == (200, "close")
             assert await answer(busy, request(BODY, {})) == (200, "close")
@@ -77,7 +78,7 @@ async def test_kept_connections_are_led_over(tmp_path: Path) -> None:
             assert await answer(fresh, request(BODY, {})) == (200, None)
             for connection in (busy, balancer, silent, fresh):
                 connection.close()
-            assert pid_of(tmp_path) != proxy.process.pid, "the file is the successor's"
+            assert pid_of(tmp_path) != proxy.pid, "the file is the successor's"
             said = [systemd.recv(100) for _ in range(2)]
             assert said == [b"READY=1", b"MAINPID=%d" % pid_of(tmp_path)]
         assert not (tmp_path / "pid").exists()
@@ -91,18 +92,18 @@ async def test_one_that_does_not_start_changes_nothing(tmp_path: Path) -> None:
     async with RawEngine() as engine, replaceable(tmp_path, [engine.address], *options) as proxy:
         await proxy.up(1)
         config.write_text('max_queue = "many"\n')
-        proxy.kill(signal.SIGUSR2)
+        proxy.send_signal(signal.SIGUSR2)
         await until(lambda: "starts" in proxy.log, "begun")
-        proxy.kill(signal.SIGUSR2)
+        proxy.send_signal(signal.SIGUSR2)
         await until(lambda: "carries on" in proxy.log, "given up")
         assert "hot restart refused: one is under way" in proxy.log
         (line,) = [line for line in proxy.log.splitlines() if "carries on" in line]
         assert re.search(r"ERROR hot restart failed, .*: process \d+: .*max_queue.*many", line)
-        assert pid_of(tmp_path) == proxy.process.pid
+        assert pid_of(tmp_path) == proxy.pid
         assert (await proxy.ask()).text == "fine"
         config.write_text("max_queue = 5\n")
         await replace(tmp_path, Seen())
-        assert pid_of(tmp_path) != proxy.process.pid
+        assert pid_of(tmp_path) != proxy.pid
         assert (await proxy.ask()).text == "fine"
         assert "Traceback" not in proxy.log
 
@@ -110,9 +111,9 @@ async def test_one_that_does_not_start_changes_nothing(tmp_path: Path) -> None:
 async def test_a_signal_meanwhile_stops_both(tmp_path: Path) -> None:
     async with RawEngine() as engine, replaceable(tmp_path, [engine.address]) as proxy:
         await proxy.up(1)
-        proxy.kill(signal.SIGUSR2)
+        proxy.send_signal(signal.SIGUSR2)
         await until(lambda: "starts" in proxy.log, "begun")
-        proxy.kill(signal.SIGTERM)
+        proxy.send_signal(signal.SIGTERM)
         assert await proxy.ended() == 0
         found = re.search(r"process (\d+) starts", proxy.log)
         assert found is not None

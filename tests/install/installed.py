@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +9,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from bench.measuring.processes import Child
 from tests.support.waiting import until_true
 
 
@@ -22,34 +21,15 @@ class Installed(Protocol):
 
 
 @contextmanager
-def serving(
-    place: Installed, words: list[str], sign: str, stream: str
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run a command, and yield the line with which it says that it serves."""
-    with tempfile.TemporaryFile("w+") as output:
-        command = place.command(*words) | {stream: output}
-        with subprocess.Popen(**command) as child:
-            try:
-                yield child, until_true(lambda: _line(output, sign), sign)
-            finally:
-                child.kill()
-
-
-def _line(output: Any, sign: str) -> str:
-    output.seek(0)
-    return next((line for line in output.read().splitlines() if sign in line), "")
-
-
-@contextmanager
-def proxied(place: Installed, folder: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+def proxied(place: Installed, folder: str) -> Iterator[tuple[Child, str, str]]:
     """Run `engine-sim` and `cache-proxy` of a folder; yield the proxy, its URL and the engine's."""
     engine = [f"{folder}/engine-sim", "--port", "0", "--bootstrap-port", "0", "--speed", "50"]
-    with serving(place, engine, "engine 0", "stdout") as (_, line):
-        of_engine = line.split()[2]
+    with Child(**place.command(*engine)) as simulator:
+        of_engine = until_true(lambda: simulator.found(r"engine 0 (\S+) "))[1]
         options = ["--instances", of_engine, "--host", "127.0.0.1", "--port", "0"]
-        words = [f"{folder}/cache-proxy", *options]
-        with serving(place, words, "listening on", "stderr") as (child, told):
-            yield child, told.split("listening on ")[1].split()[0], of_engine
+        with Child(**place.command(f"{folder}/cache-proxy", *options)) as child:
+            url = until_true(lambda: child.found(r"listening on (\S+)\s"))[1]
+            yield child, url, of_engine
 
 
 def answered(url: str) -> int:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -17,54 +15,8 @@ from proxy.cli import main, warn_of_options
 from proxy.config.load import load
 from proxy.core.connectors import CONNECTORS
 from replayer.simulator.host import SimFleet
-from tests.support.harness import (
-    addresses,
-    chat,
-    stopped,
-    until,
-)
-
-COMMAND = [sys.executable, "-m", "proxy.cli"]
-
-
-class Process:
-    def __init__(self, child: asyncio.subprocess.Process) -> None:
-        self.child = child
-        self.lines: list[str] = []
-        self.url = ""
-
-    async def read(self) -> None:
-        assert self.child.stderr
-        async for raw in self.child.stderr:
-            line = raw.decode()
-            self.lines.append(line)
-            if "listening on" in line:
-                self.url = next(word for word in line.split() if word.startswith("http"))
-
-
-@asynccontextmanager
-async def running(*options: str, before: tuple[str, ...] = ()) -> AsyncIterator[Process]:
-    child = await asyncio.create_subprocess_exec(
-        *before,
-        *COMMAND,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        *options,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    process = Process(child)
-    async with asyncio.TaskGroup() as group:
-        reader = group.create_task(process.read())
-        try:
-            await until(lambda: process.url or child.returncode is not None, "listening", 90.0)
-            yield process
-        finally:
-            if child.returncode is None:
-                child.kill()
-            await child.wait()
-            await reader
+from tests.support.harness import addresses, chat, stopped, until
+from tests.support.proxy_process import ProxyProcess, running
 
 
 async def test_sigterm_lets_a_stream_finish(tmp_path: Path) -> None:
@@ -74,13 +26,13 @@ async def test_sigterm_lets_a_stream_finish(tmp_path: Path) -> None:
             body = chat("x", max_tokens=250)
             async with http.post("/v1/chat/completions", json=body) as response:
                 first = await response.content.readany()
-                process.child.send_signal(signal.SIGTERM)
-                await until(lambda: any("draining" in line for line in process.lines))
+                process.send_signal(signal.SIGTERM)
+                await until(lambda: process.found("draining"))
                 async with http.get("/ready") as ready:
                     assert ready.status == 503
                 rest = await response.read()
             assert (first + rest).endswith(b"data: [DONE]\n\n")
-            assert await process.child.wait() == 0
+            assert await process.ended() == 0
             assert b'"outcome":"ok"' in (tmp_path / "log").read_bytes()
 
 
@@ -91,11 +43,11 @@ async def test_a_drain_ends_at_its_limit_or_at_a_second_signal(options: tuple[st
         async with running(*instances) as process, aiohttp.ClientSession(process.url) as http:
             async with http.post("/v1/chat/completions", json=chat("x", max_tokens=9999)) as r:
                 await r.content.readany()
-                process.child.send_signal(signal.SIGTERM)
-                await until(lambda: any("draining" in line for line in process.lines))
+                process.send_signal(signal.SIGTERM)
+                await until(lambda: process.found("draining"))
                 if not options:
-                    process.child.send_signal(signal.SIGTERM)
-                assert await process.child.wait() == 0
+                    process.send_signal(signal.SIGTERM)
+                assert await process.ended() == 0
 
 
 @pytest.mark.parametrize(
@@ -117,9 +69,9 @@ def test_bad_options_are_one_line(
 
 
 async def test_a_log_that_cannot_be_written_is_one_line() -> None:
-    async with running("--instances", "x:1", "--request-log", "/nonexistent/log") as process:
-        assert await process.child.wait() == 1
-    (line,) = process.lines
+    with ProxyProcess("--instances", "x:1", "--request-log", "/nonexistent/log") as process:
+        assert await process.ended() == 1
+    (line,) = process.log.splitlines()
     assert all(word in line for word in ("request_log", "/nonexistent/log"))
 
 
@@ -151,21 +103,22 @@ def test_an_instance_that_control_cannot_see_is_said(
 async def test_a_wrong_file_of_thermal_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "thermal.toml"
     file.write_text("target_celsius = 99")
-    async with running("--instances", "x:1", "--thermal", str(file)) as process:
-        assert await process.child.wait() == 2
-        (line,) = [line for line in process.lines if "target_celsius" in line]
+    with ProxyProcess("--instances", "x:1", "--thermal", str(file)) as process:
+        assert await process.ended() == 2
+        (line,) = [line for line in process.log.splitlines() if "target_celsius" in line]
         assert f"thermal = {file}: thermal target_celsius must be 30 to 95, not 99" in line
-        assert not any("Traceback" in line for line in process.lines)
+        assert "Traceback" not in process.log
 
 
 async def test_a_taken_port_is_one_line() -> None:
     server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, running("--instances", "x:1", "--admin-port", str(port)) as process:
-        assert await process.child.wait() == 1
-        (line,) = [line for line in process.lines if "cannot listen" in line]
-        assert f"127.0.0.1:{port} (admin_host, admin_port): Address already in use" in line
-        assert not any("Traceback" in line for line in process.lines)
+    async with server:
+        with ProxyProcess("--instances", "x:1", "--admin-port", str(port)) as process:
+            assert await process.ended() == 1
+    (line,) = [line for line in process.log.splitlines() if "cannot listen" in line]
+    assert f"127.0.0.1:{port} (admin_host, admin_port): Address already in use" in line
+    assert "Traceback" not in process.log
 
 
 def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,9 +130,9 @@ def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
 
 async def test_json_log() -> None:
     async with running("--instances", "x:1", "--log-format", "json") as process:
-        process.child.send_signal(signal.SIGTERM)
-        assert await process.child.wait() == 0
-    assert all(line.startswith('{"t":') for line in process.lines)
+        process.send_signal(signal.SIGTERM)
+        assert await process.ended() == 0
+    assert all(line.startswith('{"t":') for line in process.log.splitlines())
 
 
 async def test_a_stopped_process_blames_nobody_for_the_time(tmp_path: Path) -> None:
@@ -201,12 +154,12 @@ async def test_a_stopped_process_blames_nobody_for_the_time(tmp_path: Path) -> N
 
                 asked = [group.create_task(ask()) for _ in range(8)]
                 await until(lambda: begun == 8, "streams")
-                await stopped(process.child.pid, 3.0)
+                await stopped(process.pid, 3.0)
             assert all(task.result().endswith(b"data: [DONE]\n\n") for task in asked)
-            process.child.send_signal(signal.SIGTERM)
-            assert await process.child.wait() == 0
+            process.send_signal(signal.SIGTERM)
+            assert await process.ended() == 0
         assert log.read_bytes().count(b'"outcome":"ok"') == 8
-        assert not any("is down" in line or "Traceback" in line for line in process.lines)
+        assert not re.search("is down|Traceback", process.log)
 
 
 async def test_a_drain_finishes_every_stream_and_says_close(tmp_path: Path) -> None:
@@ -229,11 +182,11 @@ async def test_a_drain_finishes_every_stream_and_says_close(tmp_path: Path) -> N
 
                 asked = [group.create_task(ask()) for _ in range(40)]
                 await until(lambda: begun > 20, "streams")
-                process.child.send_signal(signal.SIGINT)
-                await until(lambda: any("draining" in line for line in process.lines))
+                process.send_signal(signal.SIGINT)
+                await until(lambda: process.found("draining"))
                 async with http.post("/v1/chat/completions", json=body) as late:
                     assert (late.status, late.headers["Connection"]) == (200, "close")
                 async with http.get("/ready") as ready:
                     assert (ready.status, ready.headers["Connection"]) == (503, "close")
             assert all(task.result().endswith(b"data: [DONE]\n\n") for task in asked)
-            assert await process.child.wait() == 0
+            assert await process.ended() == 0

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from bench.measuring.processes import Child
 from proxy.fleet import membership
 from tests.support.admin import call
 from tests.support.harness import (
@@ -176,10 +177,10 @@ async def test_the_pre_stop_hook_of_the_documentation(tmp_path: Path) -> None:
     async with held.engine, ServedProxy(tmp_path / "log", [f"a={held.engine.address}"]) as proxy:
         await proxy.up()
 
-        async def hook(name: str) -> tuple[int | None, int]:
+        async def hook(name: str) -> tuple[int, int]:
             env = {"PATH": os.environ["PATH"], "PROXY": proxy.server.url, "NAME": name}
-            run = await asyncio.create_subprocess_exec("sh", "-euc", script, env=env)
-            return await run.wait(), held.ended
+            with Child(["sh", "-euc", script], env=env) as run:
+                return await run.ended(), held.ended
 
         running = await streaming(proxy, 2)
         stopping = asyncio.create_task(hook("a"))

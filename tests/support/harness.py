@@ -30,14 +30,14 @@ STILL_LOOKS = 20
 """Of `until`, a tenth of a second at least: nothing tells that nothing happens any more."""
 
 
-async def until(condition: Callable[[], Any], what: str = "", limit_s: float = WAIT_S) -> None:
-    """Wait for a condition, not for a time. The condition may be a coroutine function."""
+async def until(condition: Callable[[], Any], what: str = "", limit_s: float = WAIT_S) -> Any:
+    """What a condition gives, once that is true. The condition may be a coroutine function."""
     try:
         async with asyncio.timeout(limit_s):
             while True:
-                is_true = condition()
-                if await is_true if inspect.isawaitable(is_true) else is_true:
-                    return
+                found = condition()
+                if found := await found if inspect.isawaitable(found) else found:
+                    return found
                 await asyncio.sleep(0.005)  # how often is looked, in the one place that does
     except TimeoutError:
         raise AssertionError(f"never came true: {what or condition}") from None

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 
 from analysis.bench.options import flag
 from analysis.bench.runner import Experiment, Result, rows_of, workers
+from bench.measuring.processes import Child
 from replayer.arguments import positive_count
 from replayer.trace.loaders import read_trace
 from replayer.trace.rows import TraceError
@@ -78,7 +78,7 @@ def test_a_worker_ends_with_its_caller(tmp_path: Path) -> None:
     script.write_text(BUSY)
     path = os.pathsep.join(one for one in sys.path if one)
     environment = {**os.environ, "PYTHONPATH": path}
-    with subprocess.Popen([sys.executable, script, str(begun)], env=environment) as caller:
+    with Child([sys.executable, str(script), str(begun)], env=environment) as caller:
         until_true(begun.exists)
         started = psutil.Process(caller.pid).children()
         caller.kill()

@@ -18,9 +18,9 @@ from proxy.cli import warn_of_options
 from proxy.config.load import load
 from proxy.telemetry import metrics as metrics_module
 from proxy.telemetry.log import LOG_EVERY_S
-from tests.proxy.test_cli import running
 from tests.support.admin import call
 from tests.support.harness import WAIT_S, RawEngine, ServedProxy, chat, proxied, says, until
+from tests.support.proxy_process import running
 
 TOKEN = "operators-token-0123456789"
 GOOD = {"Authorization": f"Bearer {TOKEN}"}
@@ -204,10 +204,10 @@ async def test_forty_secrets_are_nowhere_to_be_found(tmp_path: Path) -> None:
             seen += [await ask(port, raw) for raw in malformed(left)]
             metrics = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
             seen.append(await ask(port, metrics))
-            process.child.terminate()
-            assert await process.child.wait() == 0
+            process.terminate()
+            assert await process.ended() == 0
     assert next(left, None) is None, "all forty were used"
-    everything = b"".join(seen) + "".join(process.lines).encode() + log.read_bytes()
+    everything = b"".join(seen) + process.log.encode() + log.read_bytes()
     assert b"cache_proxy_requests_total" in everything
     lines = everything.split(b"\n")
     assert [line for line in lines if any(c.encode() in line for c in CANARIES)] == []

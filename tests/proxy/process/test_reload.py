@@ -23,8 +23,8 @@ from proxy.core.admission.gate import ANY_MODEL
 from proxy.process import reload
 from proxy.process.reload import RELOADABLE
 from replayer.simulator.host import SimFleet
-from tests.proxy.test_cli import running
 from tests.support.harness import ServedProxy, addresses, chat, until
+from tests.support.proxy_process import running
 
 FIXED = {
     "port": 0,
@@ -315,15 +315,15 @@ async def test_signals_in_any_number_end_nothing(tmp_path: Path) -> None:
                     await response.content.readany()
                     path.write_text(f"instances = ['{a}', '{b}']\n")
                     for _ in range(50):
-                        process.child.send_signal(signal.SIGHUP)
-                        process.child.send_signal(signal.SIGUSR1)
-                    await until(lambda: any("reloaded" in x for x in process.lines), "reloaded")
+                        process.send_signal(signal.SIGHUP)
+                        process.send_signal(signal.SIGUSR1)
+                    await until(lambda: process.found("reloaded"), "reloaded")
                     assert (await response.read()).endswith(b"data: [DONE]\n\n")
                 async with http.get("/instances") as listed:
                     assert len(await listed.json()) == 2
-            process.child.send_signal(signal.SIGTERM)
-            assert await process.child.wait() == 0
-        assert not any("Traceback" in line for line in process.lines)
+            process.send_signal(signal.SIGTERM)
+            assert await process.ended() == 0
+        assert "Traceback" not in process.log
 
 
 async def test_listeners_that_cannot_be_exchanged_end_nothing(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bench.measuring.processes import Child
 from proxy.protocol.framing import Chunked
 from proxy.protocol.streams.sse import Scanner
 from tests.support.harness import (
@@ -418,16 +418,11 @@ async def test_a_body_that_fills_the_first_read_is_read_on(tmp_path: Path) -> No
 
     The client is a process of its own: here it would wait for the proxy whenever it wants to send.
     """
-    request = post(body=orjson.dumps(chat("x" * 4_000_000, stream=False)))
+    request = tmp_path / "request"
+    request.write_bytes(post(body=orjson.dumps(chat("x" * 4_000_000, stream=False))))
     async with between(tmp_path, says(plain(b"{}"))) as (proxy, _, _):
         host, port = proxy.server.url.removeprefix("http://").split(":")
         command = (sys.executable, "-ISc", ASKS_AGAIN, host, port)
-        asks = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-        try:
-            async with asyncio.timeout(WAIT_S):
-                said, _ = await asks.communicate(request)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                asks.kill()
-            await asks.wait()
-        assert said.decode().splitlines() == ["HTTP/1.1 200"] * 8
+        with request.open("rb") as stdin, Child(command, stdin=stdin) as asks:
+            assert await asks.ended() == 0
+        assert asks.log.splitlines() == ["HTTP/1.1 200"] * 8

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
-import signal
 import sys
 import threading
-from pathlib import Path
+from subprocess import PIPE
 
 import aiohttp
 import orjson
@@ -17,39 +15,27 @@ import pytest
 
 from proxy.telemetry.log import LINES, StderrLog
 from replayer.simulator.host import SimFleet
-from tests.proxy.test_cli import COMMAND
 from tests.support.harness import addresses, chat
+from tests.support.proxy_process import ProxyProcess, url_in
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-async def test_a_stderr_nobody_reads_stops_nothing(tmp_path: Path, *, is_closed: bool) -> None:
+async def test_a_stderr_nobody_reads_stops_nothing(*, is_closed: bool) -> None:
     """Closed, or full: every change has a line of its own, together more than a pipe holds."""
-    reading, writing = os.pipe()
     async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
-        options = ["--instances", addresses(fleet)[0], "--host", "127.0.0.1", "--port", "0"]
-        child = await asyncio.create_subprocess_exec(*COMMAND, *options, stderr=writing)
-        os.close(writing)
-        try:
-            line = b""
-            while b"listening on " not in line or not line.endswith(b"\n"):
-                line += await asyncio.to_thread(os.read, reading, 4096)
-            url = line[line.index(b"http://") :].split()[0].decode()
+        with ProxyProcess("--instances", addresses(fleet)[0], stderr=PIPE) as child:
+            assert child.stderr is not None
+            url = await asyncio.to_thread(url_in, child.stderr)
             if is_closed:
-                os.close(reading)
+                child.stderr.close()
             async with aiohttp.ClientSession(url) as http:
                 for turn in range(300):
                     async with http.post(f"/sessions/{'x' * 180}{turn}/end") as response:
                         assert response.status == 404
                 async with http.post("/v1/chat/completions", json=chat("x")) as response:
                     assert response.status == 200
-            child.send_signal(signal.SIGTERM)
-            assert await child.wait() == 0
-        finally:
-            if child.returncode is None:
-                child.kill()
-                await child.wait()
-            if not is_closed:
-                os.close(reading)
+            child.terminate()
+            assert await child.ended() == 0
 
 
 class Stuck:

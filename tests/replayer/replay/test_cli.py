@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from bench.measuring.processes import Child
 from replayer.replay.cli import main
 from replayer.simulator.host import SimFleet
 from tests.support.replays import run, session
@@ -185,10 +186,8 @@ def test_an_interrupted_run_writes_what_it_has(trace, tmp_path, signs):
     out = tmp_path / "out"
     with in_thread(Engine(plan={"s:1": "hang"})) as engine:
         command = [sys.executable, "-m", "replayer.replay.cli", str(trace), "--target", engine.url]
-        with subprocess.Popen(
-            [*command, "--out", str(out), "--no-html", "--sample-sessions", "1", "--seed", "1"],
-            stdout=subprocess.DEVNULL,
-        ) as process:
+        options = ["--out", str(out), "--no-html", "--sample-sessions", "1", "--seed", "1"]
+        with Child([*command, *options]) as process:
             wait_for(engine, "s:1")
             for sign in signs:
                 process.send_signal(sign)

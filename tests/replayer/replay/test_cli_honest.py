@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from analysis.cli import main as analyze
+from bench.measuring.processes import Child
 from replayer.replay.cli import main
 from replayer.simulator.host import SimFleet
 from tests.support.replays import run, session
@@ -98,7 +99,7 @@ def test_what_ended_before_a_kill_is_kept_and_can_be_read(trace, tmp_path, capsy
     (out / "summary.json").write_text('{"requests":{"sent":99}}')
     (out / "report.html").write_text("an old page")
     with in_thread(Engine(plan={"s:1": "hang"})) as engine:
-        with subprocess.Popen(command(trace, engine, out, "--goodput", "ttft:60")) as process:
+        with Child(command(trace, engine, out, "--goodput", "ttft:60")) as process:
             for _ in count():
                 lines = (out / "requests.jsonl").read_bytes() if engine.seen else b""
                 if lines.count(b"\n") == 3:

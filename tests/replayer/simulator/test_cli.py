@@ -1,9 +1,7 @@
 """The command: ready lines, request log, one line for every bad start."""
 
-import asyncio
-import signal
+import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,31 +9,35 @@ import aiohttp
 import orjson
 import pytest
 
+from bench.measuring.processes import Child
 from replayer.simulator.cli import main
 from replayer.simulator.options import SimOptions
+from tests.support.harness import until
+from tests.support.waiting import until_true
+
+
+def simulator(*options: str) -> Child:
+    command = [sys.executable, "-m", "replayer.simulator.cli", "--port", "0", *options]
+    return Child(command)
 
 
 async def test_it_serves_until_sigterm_and_writes_the_log(tmp_path: Path):
     log = tmp_path / "requests.jsonl"
-    ports = ("--port", "0", "--bootstrap-port", "0", "--instances", "2")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "replayer.simulator.cli", *ports, "--speed", "20"),
-        *("--request-log", str(log)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    lines = [(await process.stdout.readline()).decode().split() for _ in range(2)]
-    assert [line[:2] for line in lines] == [["engine", "0"], ["engine", "1"]]
-    assert [line[-1] for line in lines] == ["sim-8b", "sim-8b"]
-    async with aiohttp.ClientSession() as http:
-        body = {"prompt": "a b c", "max_tokens": 4}
-        headers = {"X-Request-Id": "r1"}
-        async with http.post(lines[1][2] + "/v1/completions", json=body, headers=headers) as answer:
-            assert answer.status == 200
-        async with http.get(lines[0][4] + "/query") as answer:
-            assert set(await answer.json()) == {"0"}
-    process.send_signal(signal.SIGTERM)
-    assert await process.wait() == 0
+    own = ("--bootstrap-port", "0", "--instances", "2", "--speed", "20", "--request-log", str(log))
+    with simulator(*own) as process:
+        await until(lambda: process.log.count("\n") == 2)
+        lines = [line.split() for line in process.log.splitlines()]
+        assert [line[:2] for line in lines] == [["engine", "0"], ["engine", "1"]]
+        assert [line[-1] for line in lines] == ["sim-8b", "sim-8b"]
+        url = lines[1][2] + "/v1/completions"
+        async with aiohttp.ClientSession() as http:
+            body = {"prompt": "a b c", "max_tokens": 4}
+            async with http.post(url, json=body, headers={"X-Request-Id": "r1"}) as answer:
+                assert answer.status == 200
+            async with http.get(lines[0][4] + "/query") as answer:
+                assert set(await answer.json()) == {"0"}
+        process.terminate()
+        assert await process.ended() == 0
     (record,) = [orjson.loads(line) for line in log.read_bytes().splitlines()]
     assert record["request_id"] == "r1"
     assert (record["prompt_tokens"], record["output_tokens"]) == (3, 4)
@@ -85,26 +87,16 @@ def test_options_are_checked_in_process_as_well():
     assert SimOptions(a1=1e-4).engine().step.a1 == 1e-4
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "replayer.simulator.cli", *arguments]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-    )
-
-
 def test_two_simulators_side_by_side_need_no_bootstrap_ports_to_be_named():
     """Each takes those that vLLM has by default, and free ones where they are taken."""
-    with start("--port", "0", "--instances", "2") as one, start("--port", "0") as other:
-        assert one.stdout is not None
-        assert other.stdout is not None
-        lines = [one.stdout.readline().split() for _ in range(2)] + [
-            other.stdout.readline().split()
-        ]
+    with simulator("--instances", "2") as one, simulator() as other:
+        until_true(lambda: one.found("engine 1 .*\n") and other.found("engine 0 .*\n"))
         one.terminate()
         other.terminate()
-        assert (one.wait(), other.wait()) == (0, 0)
-    assert all(line[3] == "bootstrap" for line in lines), lines
-    assert len({line[4] for line in lines}) == 3
+        assert (one.wait(60), other.wait(60)) == (0, 0)
+    lines = re.findall("engine . http://.*", one.log + other.log)
+    assert all(line.split()[3] == "bootstrap" for line in lines), lines
+    assert len({line.split()[4] for line in lines}) == 3
 
 
 @pytest.mark.parametrize("option", ["--port", "--bootstrap-port", "--kv-events-port"])

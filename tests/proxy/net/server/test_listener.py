@@ -13,12 +13,11 @@ import pytest
 
 from proxy.net.server.listener import CLIENTS_RATIO, OWN_DESCRIPTORS, PLACES, client_cap
 from replayer.simulator.host import SimFleet
-from tests.proxy.test_cli import running
 from tests.support.harness import WAIT_S, addresses, chat, proxied, until
+from tests.support.proxy_process import running
 
 FEW = 256
 CLIENTS = 400
-UNDER_LIMIT = ("bash", "-c", f'ulimit -n {FEW}; exec "$@"', "-")
 
 
 class Client:
@@ -51,7 +50,7 @@ async def test_more_clients_than_descriptors() -> None:
     cap = int(CLIENTS_RATIO * (FEW - OWN_DESCRIPTORS))
     async with SimFleet(2, speed=1.0) as fleet:
         instances = ("--instances", ",".join(addresses(fleet)))
-        async with running(*instances, before=UNDER_LIMIT) as process:
+        async with running(*instances, shell=f"ulimit -n {FEW}") as process:
             clients, asked = [], []
             for _ in range(CLIENTS):  # each speaks at once: a silent one would be closed for it
                 clients.append(await Client.connect(process.url))
@@ -70,8 +69,8 @@ async def test_more_clients_than_descriptors() -> None:
                         async with http.post("/v1/chat/completions", json=body) as response:
                             statuses.append(response.status)
             assert set(statuses) <= {200, 503}
-            assert process.child.returncode is None
-            assert not [line for line in process.lines if "Traceback" in line or "down" in line]
+            assert process.is_alive
+            assert not process.found("Traceback|down")
 
 
 async def test_the_longest_silent_makes_room(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from asyncio.subprocess import PIPE
 from contextlib import suppress
 
 import pytest
 
+from bench.measuring.processes import Child
 from proxy.core.types import FailureKind, Instance
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import Upstream
@@ -183,23 +183,20 @@ async def test_an_answer_that_comes_before_the_request_was_taken_and_closes() ->
 
     loop, is_busy = asyncio.get_running_loop(), True
     statuses: list[int | None] = []
-    server = await asyncio.create_subprocess_exec(sys.executable, "-c", EARLY, stdout=PIPE)
-    assert server.stdout is not None
-    port = int(await server.stdout.readline())
-    upstream = Upstream(Instance("i", f"http://127.0.0.1:{port}"), 2.0)
-    work()
-    try:
-        for _ in range(20):
-            try:
-                with Limit(10.0):
-                    statuses.append((await ask(upstream, sent=bytes(8 << 20)))[0])
-            except UpstreamFailure:
-                statuses.append(None)
-    finally:
-        is_busy = False
-        await upstream.close()
-        server.kill()
-        await server.wait()
+    with Child([sys.executable, "-c", EARLY]) as server:
+        port = (await until(lambda: server.found(r"\d+\n")))[0].strip()
+        upstream = Upstream(Instance("i", f"http://127.0.0.1:{port}"), 2.0)
+        work()
+        try:
+            for _ in range(20):
+                try:
+                    with Limit(10.0):
+                        statuses.append((await ask(upstream, sent=bytes(8 << 20)))[0])
+                except UpstreamFailure:
+                    statuses.append(None)
+        finally:
+            is_busy = False
+            await upstream.close()
     # A reset can still come just between the look and the write.
     assert statuses.count(401) > 15
 
