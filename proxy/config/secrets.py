@@ -24,14 +24,18 @@ fingerprint shows the first four characters of any other."""
 
 
 class SecretStr:
-    """A text that does not print: only `get_secret_value` returns it."""
+    """A text that does not print: only `get_secret_value` returns it.
 
-    __slots__ = ("_text",)
+    `tenants`: what `tenants_in` has read in it; None before.
+    """
+
+    __slots__ = ("_text", "tenants")
 
     def __init__(self, text: str | SecretStr) -> None:
         if not isinstance(text, str | SecretStr):
             raise TypeError("not a text")
         self._text: str = text if isinstance(text, str) else text._text
+        self.tenants: dict[bytes, str] | None = None if isinstance(text, str) else text.tenants
 
     def get_secret_value(self) -> str:
         """The text."""
@@ -87,9 +91,17 @@ def sendable(secret: SecretStr | None) -> SecretStr | None:
 
 def checked_keys(secret: SecretStr | None) -> SecretStr | None:
     """The keys unchanged; raises ValueError if `tenants_of` cannot read them."""
-    if secret is not None:
-        tenants_of(secret.get_secret_value())
+    tenants_in(secret)
     return secret
+
+
+def tenants_in(secret: SecretStr | None) -> dict[bytes, str]:
+    """The keys of an option as `tenants_of` has them, read once; do not change them."""
+    if secret is None:
+        return {}
+    if secret.tenants is None:
+        secret.tenants = tenants_of(secret.get_secret_value())
+    return secret.tenants
 
 
 def tenants_of(text: str) -> dict[bytes, str]:

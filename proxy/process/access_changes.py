@@ -19,7 +19,7 @@ from proxy.config.secrets import (
     entries_of,
     is_loopback,
     key_of,
-    tenants_of,
+    tenants_in,
 )
 from proxy.config.sources import ConfigError
 
@@ -31,10 +31,58 @@ FILES: Final = ("tls_cert", "tls_client_ca", "instance_ca")
 LISTS: Final = ("extra_paths", "cors_allowed_origins", "salted_paths", "allow_cidr")
 """Options that let in what they name."""
 LISTED_MOST: Final = 5
+EARLIER_CHARS: Final = 4 << 20
+"""Of an option's earlier secrets the latest of so many characters are remembered."""
 
 
-def refuse_opening(old: Settings, new: Settings) -> None:
-    """Raise ConfigError if other options would open what is closed, or have a part of a key."""
+class Earlier:
+    """The secrets of an option that have been in force: none may come back as a part of itself."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, None] = {}  # the latest last
+        self._chars = 0
+        self._noted: SecretStr | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def note(self, secret: SecretStr | None, entries: Iterable[str]) -> None:
+        """Remember the entries of a secret that is in force."""
+        if secret is self._noted:
+            return
+        self._noted = secret
+        for entry in entries:
+            if entry not in self._entries:
+                self._chars += len(entry)
+            self._entries.pop(entry, None)
+            self._entries[entry] = None
+        while self._chars > EARLIER_CHARS:
+            oldest = next(iter(self._entries))
+            del self._entries[oldest]
+            self._chars -= len(oldest)
+
+
+class Fence:
+    """What keeps a reload from opening access, with the secrets of this process so far.
+
+    Its time grows with the keys, and is spent in a thread: one call at a time.
+    """
+
+    def __init__(self) -> None:
+        self._earlier = {name: Earlier() for name in SECRETS}
+
+    def refuse_opening(self, old: Settings, new: Settings) -> None:
+        """Raise ConfigError if other options would open what is closed, or have a part of a key."""
+        _refuse_open(old, new)
+        for name in SECRETS:
+            before, earlier = _entries(name, old), self._earlier[name]
+            earlier.note(getattr(old, name), before)
+            if getattr(old, name) != getattr(new, name):
+                _refuse_parts(name, set(before), earlier, _entries(name, new))
+
+
+def _refuse_open(old: Settings, new: Settings) -> None:
+    """Raise ConfigError if what is closed would be open."""
     closed_by = (*SECRETS, *FILES, "admin_port")
     gone = [n for n in closed_by if getattr(old, n) is not None and getattr(new, n) is None]
     if gone:
@@ -48,8 +96,6 @@ def refuse_opening(old: Settings, new: Settings) -> None:
                 f"{name} would become {getattr(new, name)}, which other machines can reach; "
                 "stop the process and start it"
             )
-    for name in SECRETS:
-        _refuse_parts(name, _entries(name, old), _entries(name, new))
 
 
 def _entries(name: str, settings: Settings) -> list[str]:
@@ -61,17 +107,30 @@ def _entries(name: str, settings: Settings) -> list[str]:
     return entries_of(text) if name == "api_key" else [text.strip()]
 
 
-def _refuse_parts(name: str, old: list[str], new: list[str]) -> None:
-    """Raise ConfigError if a secret that was not there before is the beginning of one, or short."""
-    known, is_short_refused = set(old), name in ("api_key", "admin_token")
+def _refuse_parts(name: str, known: set[str], earlier: Iterable[str], new: list[str]) -> None:
+    """Raise ConfigError if a secret that is not in force is the beginning of one, or short."""
+    is_short_refused = name in ("api_key", "admin_token")
+    starts = _starts({entry for entry in new if entry not in known}, earlier)
     for at, entry in enumerate(new, 1):
         if entry in known:
             continue
         which = f"key {at}" if name == "api_key" else "it"
-        if any(whole.startswith(entry) for whole in old):
+        if entry in starts:
             raise ConfigError(f"{name}: {which} is the start of an earlier one, as if cut")
         if is_short_refused and len(key_of(entry) if name == "api_key" else entry) < KEY_CHARS:
             raise ConfigError(f"{name}: {which} is new and shorter than {KEY_CHARS} characters")
+
+
+def _starts(entries: set[str], wholes: Iterable[str]) -> set[str]:
+    """Those of the entries with which a longer text begins; as many steps as it has characters."""
+    sizes, found = sorted({len(entry) for entry in entries}), set()
+    for whole in wholes:
+        for size in sizes:
+            if size >= len(whole):
+                break
+            if (start := whole[:size]) in entries:
+                found.add(start)
+    return found
 
 
 def changes(old: Settings, new: Settings) -> list[str]:
@@ -91,7 +150,9 @@ def changes(old: Settings, new: Settings) -> list[str]:
 
 def _of_keys(old: Settings, new: Settings) -> Iterator[str]:
     """Changes of clients' keys, by tenant."""
-    before, now = _tenants(old), _tenants(new)
+    if old.api_key == new.api_key:
+        return
+    before, now = tenants_in(old.api_key), tenants_in(new.api_key)
     if before == now:
         return
     if not before:
@@ -103,11 +164,6 @@ def _of_keys(old: Settings, new: Settings) -> Iterator[str]:
 
 def _counted(tenants: Counter[str]) -> list[str]:
     return [tenant if count == 1 else f"{tenant} ({count})" for tenant, count in tenants.items()]
-
-
-def _tenants(settings: Settings) -> dict[bytes, str]:
-    secret = settings.api_key
-    return {} if secret is None else tenants_of(secret.get_secret_value())
 
 
 def _parts(name: str, came: Iterable[str], left: Iterable[str]) -> Iterator[str]:

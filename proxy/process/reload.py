@@ -47,7 +47,10 @@ class NotReadError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
+    """New options that may be taken; `access`: what they change about access, in words."""
+
     settings: Settings
+    access: list[str]
     for_clients: ssl.SSLContext | None
     for_instances: ssl.SSLContext | None
 
@@ -82,7 +85,8 @@ class Reloader:
         self._state = state
         self._source = source
         self._exchange = exchange
-        self._asked = asyncio.Event()
+        self._asked, self._reloading = asyncio.Event(), asyncio.Lock()
+        self._fence = access_changes.Fence()
         self.last: dict[str, object] | None = None
         """Result and time of the last reload, and its error; None before the first."""
         self.refused: str | None = None
@@ -108,13 +112,17 @@ class Reloader:
 
         Of other mistakes it reads, that process says itself, and it may be of another version.
         """
-        try:
-            new = await self._aside(self._source)
-        except NotReadError:
-            raise
-        except ConfigError:
-            return
-        access_changes.refuse_opening(self._state.options.settings, new)
+        async with self._reloading:
+            old = self._state.options.settings
+
+            def check() -> None:
+                try:
+                    new = self._source()
+                except ConfigError:
+                    return
+                self._fence.refuse_opening(old, new)
+
+            await self._aside(check)
 
     async def watch(self, interval_s: float) -> None:
         """Reload on request and when the file has changed, until cancelled."""
@@ -172,10 +180,15 @@ class Reloader:
 
     async def reload(self, why: str) -> str:
         """Apply the present options or keep the old ones; returns applied, unchanged, refused."""
+        async with self._reloading:  # what is compared with the old ones replaces those
+            return await self._reload(why)
+
+    async def _reload(self, why: str) -> str:
         state = self._state
+        old = state.options.settings
         try:
-            ready = await self._aside(self._prepare)
-            answers = self._checked(ready.settings)
+            ready = await self._aside(lambda: self._prepare(old))
+            answers = self._judged(ready.settings)
         except ConfigError as error:
             self.refused = f"config not reloaded ({why}), the old one stays: {error}"
             _log.error("%s", self.refused)
@@ -189,23 +202,18 @@ class Reloader:
             self.last["error"] = self.refused[:ERROR_CHARS]
         return result
 
-    def _prepare(self) -> _Prepared:
+    def _prepare(self, old: Settings) -> _Prepared:
+        """Read and check the options; raises ConfigError. Runs in a thread: keys may be many."""
         if self._file is not None:
             self._file.refuse_if_empty()
-        settings = self._source()
-        return _Prepared(settings, tls.for_clients(settings), tls.own_for_instances(settings))
+        new = self._source()
+        _refuse_fixed(old, new)
+        self._fence.refuse_opening(old, new)
+        access = access_changes.changes(old, new)
+        return _Prepared(new, access, tls.for_clients(new), tls.own_for_instances(new))
 
-    def _checked(self, new: Settings) -> list[Answer]:
-        """What becomes of the instances; raises ConfigError if an option cannot change."""
-        old = self._state.options.settings
-        fixed = sorted(_changed(old, new) - RELOADABLE)
-        if (old.tls_cert is None) != (new.tls_cert is None):
-            fixed.append("tls_cert (from or to none)")
-        if fixed:
-            raise ConfigError(
-                f"{', '.join(fixed)} cannot change at run time: restart (hot: SIGUSR2)"
-            )
-        access_changes.refuse_opening(old, new)
+    def _judged(self, new: Settings) -> list[Answer]:
+        """What becomes of the instances; raises ConfigError if one cannot change."""
         answers = self._state.members.judge(OPTIONS, new.instances)
         if refused := _names(answers, Verdict.REFUSED):
             raise ConfigError(
@@ -217,8 +225,8 @@ class Reloader:
     async def _apply(self, ready: _Prepared, answers: list[Answer], why: str) -> str:
         state, new = self._state, ready.settings
         changed = sorted(_changed(state.options.settings, new))
-        if access := access_changes.changes(state.options.settings, new):
-            _log.warning("config reloaded (%s), access changes: %s", why, "; ".join(access))
+        if ready.access:
+            _log.warning("config reloaded (%s), access changes: %s", why, "; ".join(ready.access))
         if changed:
             self._switch(new)
         state.instances.connect_options.change(ready.for_instances, bearer(new.instance_api_key))
@@ -247,6 +255,15 @@ class Reloader:
         state.use(new)
         state.members.want(OPTIONS, new.instances)
         state.router.reconfigure(router_config(new))
+
+
+def _refuse_fixed(old: Settings, new: Settings) -> None:
+    """Raise ConfigError if an option that cannot change at run time has changed."""
+    fixed = sorted(_changed(old, new) - RELOADABLE)
+    if (old.tls_cert is None) != (new.tls_cert is None):
+        fixed.append("tls_cert (from or to none)")
+    if fixed:
+        raise ConfigError(f"{', '.join(fixed)} cannot change at run time: restart (hot: SIGUSR2)")
 
 
 def _names(answers: list[Answer], verdict: Verdict) -> list[str]:

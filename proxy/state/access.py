@@ -15,7 +15,7 @@ from hashlib import sha256
 from multidict import CIMultiDictProxy
 
 from proxy.config.options import Settings
-from proxy.config.secrets import SecretStr, digest, tenants_of
+from proxy.config.secrets import SecretStr, digest, tenants_in
 from proxy.protocol.errors import UnauthorizedError
 from proxy.protocol.headers import CREDENTIALS
 
@@ -39,7 +39,10 @@ class Grant:
 
 
 class Access:
-    """The keys of the options in force, by digest; `on_denied` counts refused requests."""
+    """The keys of the options in force, by digest; `on_denied` counts refused requests.
+
+    A tenant's grant is made for its first request, so other keys cost nothing to `use`.
+    """
 
     def __init__(self, settings: Settings, on_denied: Callable[[], None] = lambda: None) -> None:
         self._on_denied = on_denied
@@ -49,26 +52,33 @@ class Access:
         """Replace the known keys."""
         added = bearer(settings.instance_api_key)
         self._open = Grant(None, CREDENTIALS if added else frozenset(), added)
-        self._by_digest: dict[bytes, Grant] = {}
-        if settings.api_key is None:
-            return
-        secret, paths = settings.cache_salt_secret, frozenset(settings.salted_paths)
-        for key, tenant in tenants_of(settings.api_key.get_secret_value()).items():
-            salt = None if secret is None else salt_of(secret.get_secret_value().encode(), tenant)
-            self._by_digest[key] = Grant(tenant, CREDENTIALS, added, salt, paths)
+        self._tenants = tenants_in(settings.api_key)
+        self._salts_with = settings.cache_salt_secret
+        self._salted_paths = frozenset(settings.salted_paths)
+        self._grants: dict[str, Grant] = {}
 
     def grant(self, headers: CIMultiDictProxy[str]) -> Grant:
         """The grant of a request's key; raises UnauthorizedError."""
-        if not self._by_digest:
+        if not self._tenants:
             return self._open
         try:
-            found = self._by_digest.get(digest(_key(headers)))
-            if found is None:
+            tenant = self._tenants.get(digest(_key(headers)))
+            if tenant is None:
                 raise UnauthorizedError(_UNKNOWN)
         except UnauthorizedError:
             self._on_denied()
             raise
-        return found
+        found = self._grants.get(tenant)
+        return self._first(tenant) if found is None else found
+
+    def _first(self, tenant: str) -> Grant:
+        """A tenant's grant, made and kept."""
+        secret, salt = self._salts_with, None
+        if secret is not None:
+            salt = salt_of(secret.get_secret_value().encode(), tenant)
+        made = Grant(tenant, CREDENTIALS, self._open.added, salt, self._salted_paths)
+        self._grants[tenant] = made
+        return made
 
 
 def _key(headers: CIMultiDictProxy[str]) -> bytes:

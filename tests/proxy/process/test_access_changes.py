@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import trustme
 
 from proxy.config.load import load
 from proxy.config.options import Settings
-from proxy.config.secrets import SECRET_FILE_BYTES
+from proxy.config.secrets import SECRET_FILE_BYTES, SecretStr
 from proxy.config.sources import ConfigError
-from proxy.process.access_changes import refuse_opening
+from proxy.process import access_changes
+from proxy.process.access_changes import Earlier, Fence, changes
+from proxy.state.access import Access
 from replayer.simulator.host import SimFleet
 from tests.proxy.process.test_reload import from_file, rewrite, toml
 from tests.support.harness import ServedProxy, addresses, chat
+from tests.support.work import calls_of
 
 KEY = "sk-acme-0123456789abcdef"
 OTHER_KEY = "sk-zeta-fedcba9876543210"
@@ -109,7 +113,7 @@ def test_certificates_of_clients_stay_needed(tmp_path: Path) -> None:
     given = {"instances": "a:1", "instance_ca": files["tls_cert"]} | files
     for name in ("tls_client_ca", "instance_ca"):
         with pytest.raises(ConfigError, match=f"{name} would become none"):
-            refuse_opening(Settings(**given), Settings(**(given | {name: None})))
+            Fence().refuse_opening(Settings(**given), Settings(**(given | {name: None})))
 
 
 MOVES: dict[str, tuple[dict[str, Any], str]] = {
@@ -160,5 +164,91 @@ def test_a_new_process_takes_no_address_that_others_reach() -> None:
     closed = Settings(instances="a:1", host="127.0.0.1", admin_port=1)
     for open_ in ({"admin_port": 1}, {"host": "127.0.0.1"}):
         with pytest.raises(ConfigError, match="would be"):
-            refuse_opening(closed, Settings(instances="a:1", **open_))
-    refuse_opening(closed, closed)
+            Fence().refuse_opening(closed, Settings(instances="a:1", **open_))
+    Fence().refuse_opening(closed, closed)
+
+
+def rotated(count: int, which: str) -> Settings:
+    """Clients' keys, all of them others for another `which`."""
+    return Settings(
+        instances="a:1", api_key="\n".join(f"t{i}:{i:08}-{which}-0123456789" for i in range(count))
+    )
+
+
+def test_many_keys_that_change_take_a_step_each() -> None:
+    """The calls grow as the keys do; each was compared with each."""
+    calls = []
+    for count in (400, 800):
+        old, new, fence = rotated(count, "a"), rotated(count, "b"), Fence()
+
+        def compare(old: Settings = old, new: Settings = new, fence: Fence = fence) -> None:
+            fence.refuse_opening(old, new)
+            changes(old, new)
+
+        calls.append(calls_of(compare))
+    assert calls[1] < 2.2 * calls[0]
+
+
+def test_the_same_keys_are_not_compared() -> None:
+    old, new, fence = rotated(400, "a"), rotated(400, "a"), Fence()
+    fence.refuse_opening(old, old)
+    assert calls_of(lambda: changes(old, new)) < 400
+    assert calls_of(lambda: Access(new).use(old)) < 400, "digests are made where options are read"
+
+
+CUT_KEY = f"acme:{KEY},zeta:{OTHER_KEY[:18]}"
+
+
+@pytest.mark.parametrize(
+    "between",
+    [(f"acme:{KEY}",), (f"acme:{KEY}", "yoyo:sk-yoyo-0123456789abcdef"), (f"acme:{KEY}",) * 3],
+)
+def test_the_rest_of_a_key_that_was_removed_before_is_no_key(between: tuple[str, ...]) -> None:
+    fence, in_force = Fence(), Settings(instances="a:1", api_key=CLOSED["api_key"])
+    for keys in between:
+        new = Settings(instances="a:1", api_key=keys)
+        fence.refuse_opening(in_force, new)
+        in_force = new
+    with pytest.raises(ConfigError, match="key 2 is the start of an earlier one"):
+        fence.refuse_opening(in_force, Settings(instances="a:1", api_key=CUT_KEY))
+    fence.refuse_opening(in_force, Settings(instances="a:1", api_key=CLOSED["api_key"]))
+
+
+def test_the_rest_of_an_earlier_token_is_no_token() -> None:
+    fence = Fence()
+    tokens = [f"{word}-token-of-operators" for word in ("first", "second")]
+    first, second = (Settings(instances="a:1", admin_token=token) for token in tokens)
+    fence.refuse_opening(first, second)
+    with pytest.raises(ConfigError, match="admin_token: it is the start of an earlier one"):
+        fence.refuse_opening(second, Settings(instances="a:1", admin_token=tokens[0][:-1]))
+
+
+def test_earlier_secrets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_changes, "EARLIER_CHARS", 30)
+    earlier = Earlier()
+    for text in ("a" * 20, "b" * 20, "c" * 10, "b" * 20):
+        earlier.note(SecretStr(text), [text])
+    assert list(earlier) == ["c" * 10, "b" * 20]
+
+
+async def test_a_removed_key_that_comes_back_cut_is_refused(tmp_path: Path) -> None:
+    async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
+        instances, log = addresses(fleet), str(tmp_path / "log.jsonl")
+        async with from_file(tmp_path, instances, api_key=CLOSED["api_key"]) as (proxy, path):
+            for keys, result in ((f"acme:{KEY}", "applied"), (CUT_KEY, "refused")):
+                rewrite(path, toml(instances, request_log=log, api_key=keys))
+                assert await proxy.server.reloader.reload("test") == result
+            head = {"Authorization": f"Bearer {OTHER_KEY[:18]}"}
+            got = await status(proxy, "POST", "/v1/chat/completions", json=chat("x"), headers=head)
+            assert got == 401
+
+
+async def test_two_reloads_at_once_are_compared_one_after_the_other(tmp_path: Path) -> None:
+    """The second is held against what the first has made of the keys."""
+    async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
+        instances, log = addresses(fleet), str(tmp_path / "log.jsonl")
+        async with from_file(tmp_path, instances, api_key=f"acme:{KEY}") as (proxy, path):
+            reloader = proxy.server.reloader
+            rewrite(path, toml(instances, request_log=log, api_key=CLOSED["api_key"]))
+            both = await asyncio.gather(*(reloader.reload(why) for why in ("one", "two")))
+            assert both == ["applied", "unchanged"]

@@ -338,11 +338,11 @@ async def test_listeners_that_cannot_be_exchanged_end_nothing(
                 raise OSError(24, "Too many open files")
 
             ready = replace(
-                await asyncio.to_thread(reloader._prepare),
+                await asyncio.to_thread(reloader._prepare, proxy.settings),
                 for_clients=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
             )
             reloader._exchange = fails
-            reloader._prepare = lambda: ready  # type: ignore[method-assign]
+            reloader._prepare = lambda old: ready  # type: ignore[method-assign]
             assert await reloader.reload("test") == "refused"
             assert "Too many open files" in caplog.text
             assert (await proxy.post(chat("x"))).status == 200

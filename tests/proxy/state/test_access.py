@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from proxy.config.options import Settings
 from proxy.config.secrets import fingerprint
@@ -216,7 +217,8 @@ def test_no_tenants_prompt_moves_anothers() -> None:
     """10,000 requests for prompts that another tenant has been served: no hit, no home."""
     settings = Settings(instances="a:1", api_key="t0:k0,t1:k1", cache_salt_secret=SECRET)
     access = Access(settings)
-    salts = [g.salt for g in access._by_digest.values()]
+    keys = [CIMultiDict(Authorization=f"Bearer k{at}") for at in range(2)]
+    salts = [access.grant(CIMultiDictProxy(headers)).salt for headers in keys]
     router = Router(FleetState(RouterConfig(prefill_throughput=20000)))
     for name in "abcd":
         router.known.add(Instance(name, f"http://{name}:1"))
