@@ -256,7 +256,8 @@ class WaitQueue:
 
     def wait_s(self, entry: Entry, soonest_s: float, prior_tps: float, now_s: float) -> float:
         """Predicted wait of a new entry: until an instance is free, plus the entries before it."""
-        return soonest_s + self._ahead_tokens(entry) / self.drain_tps(prior_tps, now_s)
+        before = self.tokens_before(entry.tenant, entry.priority)
+        return soonest_s + before / self.drain_tps(prior_tps, now_s)
 
     def offer(self, entry: Entry, soonest_s: float, prior_tps: float, now_s: float) -> Offer:
         """Add an entry, unless it would wait too long or the queue is full.
@@ -361,16 +362,16 @@ class WaitQueue:
         held_bytes = self.bytes - left_bytes + entry.size_bytes
         return self._count - left < self.limits.requests and held_bytes <= self.limits.bytes
 
-    def _ahead_tokens(self, entry: Entry) -> float:
-        """Tokens served before a new entry.
+    def tokens_before(self, tenant: str, priority: Priority) -> float:
+        """Tokens served before a new entry of a tenant.
 
         Of its own band by shares; of higher bands as many as PATIENCE lets go first.
         """
-        above = [g for band in self._held[: entry.priority] for g in band.values()]
-        beside = self._held[entry.priority]
-        own = beside.get(entry.tenant) or _Group()
-        weight = self.weight(entry.tenant)
-        others = sum(self.weight(t) for t in beside if t != entry.tenant)
+        above = [g for band in self._held[:priority] for g in band.values()]
+        beside = self._held[priority]
+        own = beside.get(tenant) or _Group()
+        weight = self.weight(tenant)
+        others = sum(self.weight(t) for t in beside if t != tenant)
         turns = (others + weight) / weight
         count = min(len(own.entries) * turns, sum(len(g.entries) for g in beside.values()))
         tokens = min(own.tokens * turns, sum(g.tokens for g in beside.values()))

@@ -78,7 +78,7 @@ class Waiting:
         self.queue = WaitQueue(limits, weights)
         self.is_closed = False
         self._router = router
-        self._advice = RetryAdvice()
+        self._advice = RetryAdvice(self.queue.weight)
         self._ramps: dict[str, _Ramp] = {}
         self._alone: dict[QueuedRequest, float] = {}
         """Until when each request in the lane of its own kind waits."""
@@ -90,8 +90,8 @@ class Waiting:
 
         One that only one instance can serve does not wait, so it is not behind them.
         """
-        if self._advice.promises:
-            self._advice.came(_number(facts), now_s)
+        if self._advice.awaits(facts.tenant):
+            self._advice.came(facts.tenant, _number(facts), now_s)
         if facts.holder is None and (lane := self._lane_before(facts)) is not None:
             return self._ramp(lane).reject
         return self._router.admit(facts, now_s)
@@ -112,14 +112,23 @@ class Waiting:
         lane = self._router.known.lane(facts.model)
         return f"{lane}{ALONE}{facts.asker}" if is_own else lane
 
-    def refusal(self, reject: Reject, facts: RequestFacts, now_s: float) -> Reject:
+    def refusal(
+        self,
+        reject: Reject,
+        facts: RequestFacts,
+        now_s: float,
+        priority: Priority = Priority.NORMAL,
+    ) -> Reject:
         """A refusal of a request with its Retry-After."""
         if reject.reason in NOBODY or reject.reason is RejectReason.DRAINING:
             return reject
         tps = self.queue.drain_tps(reject.drain_tps, now_s)
         tps_known = replace(reject, drain_tps=tps)
-        tokens, backlog = facts.prompt_tokens, self.queue.tokens
-        return self._advice.advise(tps_known, tokens, backlog, now_s, _number(facts))
+        # Others do not wait for the length that a prompt seems to have, but for what is computed.
+        tokens = self._router.known.fleet.computed(facts.prompt_tokens, facts.model)
+        backlog = self.queue.tokens_before(facts.tenant, priority)
+        client = facts.tenant, _number(facts)
+        return self._advice.advise(tps_known, tokens, backlog, now_s, client)
 
     def enter(
         self,
@@ -137,7 +146,7 @@ class Waiting:
         """
         may_wait = self.queue.limits.requests and not self.is_closed
         if reject.reason in NOBODY or not may_wait:
-            return self.refusal(reject, facts, now_s)
+            return self.refusal(reject, facts, now_s, priority)
         until_s = facts.alone_until_s(now_s)
         lane = ALONE if until_s is not None else self._lane(facts, is_own=reject.is_own)
         # Others do not wait for the length that a prompt seems to have, but for what is computed.
@@ -145,7 +154,7 @@ class Waiting:
         queued = QueuedRequest(facts, lane, priority, tokens, size_bytes, on_settled)
         offer = self.queue.offer(queued, reject.wait_s, reject.drain_tps, now_s)
         if offer.refused is not None:
-            return self.refusal(replace(reject, reason=offer.refused), facts, now_s)
+            return self.refusal(replace(reject, reason=offer.refused), facts, now_s, priority)
         for displaced in offer.displaced:
             assert isinstance(displaced, QueuedRequest)
             self._refuse(displaced, RejectReason.QUEUE_FULL, now_s)
@@ -252,7 +261,7 @@ class Waiting:
     def _refuse(self, queued: QueuedRequest, reason: RejectReason, now_s: float) -> None:
         self.queue.leave(queued)
         reject = replace(self._ramp(queued.lane).reject, reason=reason)
-        queued.settle(self.refusal(reject, queued.facts, now_s))
+        queued.settle(self.refusal(reject, queued.facts, now_s, queued.priority))
 
     def _ramp(self, lane: str) -> _Ramp:
         return self._ramps.get(lane) or _Ramp(_FULL)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
-from proxy.core.admission.retry_after import PROMISES, RetryAdvice, milliseconds
+from proxy.core.admission.retry_after import PROMISES, TENANTS, RetryAdvice, milliseconds
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from proxy.core.routing.waiting import Waiting
@@ -44,8 +44,10 @@ def test_a_refusal_without_a_prediction_has_milliseconds_too() -> None:
     assert milliseconds(Reject(RejectReason.NO_INSTANCE, 5)) == 5000
 
 
-def told_s(promises: RetryAdvice, now_s: float, request: int, tokens: int = 500) -> float:
-    return promises.advise(BUSY, tokens, 0, now_s, request).wait_s
+def told_s(
+    promises: RetryAdvice, now_s: float, request: int, tokens: int = 500, tenant: str = ""
+) -> float:
+    return promises.advise(BUSY, tokens, 0, now_s, (tenant, request)).wait_s
 
 
 def test_clients_that_never_come_back_do_not_lengthen_the_wait_without_end() -> None:
@@ -61,23 +63,27 @@ def test_who_comes_back_is_expected_again() -> None:
     promises = RetryAdvice()
     for at in range(400):
         told_s(promises, at / 2, request=at)
-    assert promises.kept_ratio < 0.1
+    assert promises.kept_ratio() < 0.1
     for at in range(100):
         now_s = 1000.0 + 40 * at
-        promises.came(7, now_s + told_s(promises, now_s, request=7))
-    assert promises.kept_ratio > 0.9
+        promises.came("", 7, now_s + told_s(promises, now_s, request=7))
+    assert promises.kept_ratio() > 0.9
 
 
 def test_a_client_that_comes_too_early_keeps_no_promise() -> None:
     promises = RetryAdvice()
-    promises.kept_ratio = 0.5
-    told_s(promises, 0.0, request=7)
-    promises.came(7, 0.1)
-    assert promises.kept_ratio == 0.5
-    promises.came(7, 0.4)
-    assert promises.kept_ratio == 0.55
-    promises.came(7, 0.5)
-    assert promises.kept_ratio == 0.55, "once for each refusal"
+    for at in range(10):
+        told_s(promises, 0.0, request=at)
+    promises.came("", 99, 40.0)
+    before = promises.kept_ratio()
+    told_s(promises, 100.0, request=7)
+    promises.came("", 7, 100.1)
+    assert promises.kept_ratio() == before < 0.5
+    promises.came("", 7, 100.4)
+    assert promises.kept_ratio() == pytest.approx(before + 0.1 * (1 - before))
+    after = promises.kept_ratio()
+    promises.came("", 7, 100.5)
+    assert promises.kept_ratio() == after, "once for each refusal"
 
 
 def test_one_huge_prompt_reserves_half_a_minute_at_most() -> None:
@@ -105,11 +111,105 @@ def test_whatever_comes_or_does_not_the_books_are_bounded(
             refused += 1
             assert 0 < told_s(promises, now_s, request, tokens) <= 30 + 1e-9  # of rounding
         else:
-            promises.came(request, now_s)
-        assert 0.0 <= promises.kept_ratio <= 1.0
+            promises.came("", request, now_s)
+        assert 0.0 <= promises.kept_ratio() <= 1.0
         assert promises.promises <= min(refused, 6)
-    promises.came(99, now_s + 100.0)
+    promises.came("", 99, now_s + 100.0)
     assert promises.promises == 0
+
+
+@dataclass
+class Others:
+    """What another tenant does before and between one's own refusals."""
+
+    tokens: int
+    count: int
+    come_back: bool
+
+    def act(self, promises: RetryAdvice, now_s: float) -> None:
+        for request in range(self.count):
+            promises.advise(BUSY, self.tokens, 0, now_s, ("other", request))
+            if self.come_back:
+                promises.came("other", request, now_s + 31.0)
+
+
+HARMLESS = Others(1, 1, come_back=False)
+
+
+@given(
+    st.builds(Others, st.sampled_from([1, 500, 10**9]), st.integers(1, 60), st.booleans()),
+    st.lists(st.tuples(st.sampled_from([0.0, 0.2, 3.0, 40.0]), st.integers(1, 5000)), max_size=20),
+)
+def test_what_one_is_told_does_not_depend_on_what_another_sends(
+    others: Others, own: list[tuple[float, int]]
+) -> None:
+    """How many it sends, how large they are, whether they come again: it is one that shares."""
+    told: list[list[float]] = []
+    for other in (HARMLESS, others):
+        promises, now_s = RetryAdvice(), 0.0
+        told.append([])
+        for later_s, tokens in own:
+            now_s += later_s
+            other.act(promises, now_s)
+            HARMLESS.act(promises, now_s)  # both share at this moment
+            told[-1].append(told_s(promises, now_s, 7, tokens, tenant="own"))
+    assert told[0] == told[1]
+
+
+def test_one_huge_prompt_of_another_lengthens_no_wait() -> None:
+    promises = RetryAdvice()
+    told_s(promises, 0.0, request=1, tokens=10**9, tenant="other")
+    assert told_s(promises, 0.0, request=2, tenant="own") == pytest.approx(0.4)
+
+
+def test_tenants_are_promised_their_shares() -> None:
+    promises = RetryAdvice({"a": 3.0, "b": 1.0}.__getitem__)
+    a, b = ([told_s(promises, 0.0, at, tenant=name) for at in range(3)] for name in "ab")
+    assert a == pytest.approx([0.4, 1.4, 2.4]), "while nobody else has been refused"
+    assert b == pytest.approx([0.4, 4.4, 8.4]), "a quarter of the rate"
+    assert told_s(promises, 3.0, 9, tenant="b") == pytest.approx(9.4), "of its own promises"
+    assert told_s(promises, 50.0, 9, tenant="b") == pytest.approx(0.4)
+    alone_s = 0.4 + promises.kept_ratio("b")
+    assert told_s(promises, 50.0, 9, tenant="b") == pytest.approx(alone_s), "alone again"
+
+
+def test_what_waits_of_another_tenant_lengthens_the_wait_by_turns_only() -> None:
+    """Behind prompts of another tenant that wait, the first of one's own is next."""
+    limits = Thresholds(active_prefill_tokens_threshold=0)
+    router = Router(FleetState(RouterConfig(prefill_throughput=1000.0, thresholds=limits)))
+    router.known.add(Instance("i", "http://i"))
+    waiting = Waiting(router, QueueLimits(4, 1 << 20, 100.0))
+
+    def told_s(tenant: str) -> float:
+        reject = Reject(RejectReason.PREFILL_TOKENS, 1, 0.4, 1000.0)
+        facts = RequestFacts("m", "s", 500, [1, 2], 250.0, tenant=tenant)
+        return waiting.refusal(reject, facts, 0.0).wait_s
+
+    for at in range(4):
+        facts = RequestFacts("m", f"s{at}", 5000, [at], 250.0, tenant="other")
+        assert not isinstance(waiting.enter(facts, BUSY, 0.0, lambda: None), Reject)
+    assert told_s("own") == pytest.approx(0.4)
+    assert told_s("other") > 15
+
+
+def test_the_tenant_with_most_promises_forgets_them_first() -> None:
+    promises = RetryAdvice()
+    told_s(promises, 0.0, request=1, tenant="own")
+    for request in range(PROMISES):
+        told_s(promises, 0.0, request, tenant="other")
+    assert promises.promises == PROMISES
+    assert promises.awaits("own")
+
+
+def test_tenants_are_bounded() -> None:
+    promises = RetryAdvice()
+    for at in range(TENANTS + 10):
+        told_s(promises, 0.0, at, tenant=f"t{at}")
+    assert promises.promises == TENANTS
+    assert not promises.awaits("t9")
+    assert promises.awaits("t10")
+    assert told_s(promises, 100.0, 1, tenant="t9") == pytest.approx(0.4)
+    assert told_s(promises, 100.0, 1, tenant="t9") == pytest.approx(1.4), "nobody else shares"
 
 
 def test_promises_are_bounded() -> None:
@@ -144,11 +244,11 @@ def test_a_wait_queue_knows_a_retry_by_session_and_prompt() -> None:
     assert max(waits_s) > 10
     assert max(waits_s[-50:]) < 2
     advice = waiting._advice
-    before, now_s = advice.kept_ratio, 120.0
+    before, now_s = advice.kept_ratio(), 120.0
     told = asks("obeys", now_s)
     assert told is not None
     asks("obeys", now_s + told.wait_s)
-    assert advice.kept_ratio > before
+    assert advice.kept_ratio() > before
 
 
 @dataclass
