@@ -1,9 +1,9 @@
 """Documents of engines and sensors: bounded before they are parsed, in one place.
 
 A parser in C has the interpreter until it is done, in a thread too. So a document that would take
-more than some 5 ms is refused: its brackets, names and values are counted first, as each becomes an
-object. Lines of metrics are parsed in turns below these 5 ms, with pauses for the event loop. A
-thread would not do: the loop waits for the interpreter at each event of a socket.
+more than some 5 ms is refused: its numbers, texts, names, arrays and objects are counted first, as
+each takes its time. Lines of metrics are parsed in turns below these 5 ms, with pauses for the
+event loop. A thread would not do: the loop waits for the interpreter at each event of a socket.
 """
 
 from __future__ import annotations

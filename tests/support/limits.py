@@ -53,9 +53,10 @@ ROWS = (
     ("blocks of a KV event", batches.MOST_NAMES),
     ("token ids of a KV event", batches.MOST_IDS),
     ("ranks of an instance with KV events", MOST_RANKS),
-    ("brackets and braces of a document of an engine or sensor", parse_cost.MOST_OPENING),
-    ("names in such a document", parse_cost.MOST_NAMES),
-    ("values in such a document", parse_cost.MOST_VALUES),
+    (
+        "parsing a document of an engine or sensor, as estimated",
+        f"{parse_cost.MOST_NS // 1_000_000} ms",
+    ),
     ("lines of an engine's metrics that are used", peer_documents.MOST_WANTED),
     ("size of these lines", _bytes(peer_documents.WANTED_BYTES)),
     ("TLS handshake", f"{HANDSHAKE_S:g} s"),

@@ -28,7 +28,34 @@ COSTLY = {
     "objects": b"[" + b'{"a":1},' * 120_000 + b"1]",
     "names": b"{" + b",".join(b'"k%d":1' % n for n in range(80_000)) + b"}",
     "numbers": b"[" + b"1," * 500_000 + b"1]",
+    "short texts": b"[" + b'"a",' * 60_000 + b"1]",
+    "escaped texts": b"[" + b'"\\n",' * 60_000 + b"1]",
+    "texts of other letters": b"[" + '"éè",'.encode() * 60_000 + b"1]",
+    "token ids": orjson.dumps(list(range(100_000))),
+    "long numbers": b"[" + b"1.7e-301," * 100_000 + b"1]",
+    "nested arrays": b"[" + b"[[[]]]," * 20_000 + b"1]",
+    "names and texts": b"[" + b'{"a":"b"},' * 15_000 + b"1]",
 }
+PERMISSION = {
+    "id": f"modelperm-{'f' * 32}",
+    "object": "model_permission",
+    "created": 1795176000,
+    **dict.fromkeys(("allow_create_engine", "allow_sampling", "allow_logprobs"), True),
+    **dict.fromkeys(("allow_search_indices", "allow_view", "allow_fine_tuning"), False),
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
+CARD = {
+    "object": "model",
+    "created": 1795176000,
+    "owned_by": "vllm",
+    "root": "/models/adapters/lora-adapter-1000",
+    "parent": "meta-llama/Llama-3.1-70B-Instruct",
+    "max_model_len": None,
+    "permission": [PERMISSION],
+}
+"""An adapter, as vLLM lists it."""
 
 
 @pytest.mark.parametrize("kind", COSTLY)
@@ -41,8 +68,8 @@ def test_what_is_costly_is_not_parsed(kind: str) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {"data": [{"id": f"m{n}", "object": "model", "permission": [{}]} for n in range(1000)]},
-        {"tokens": list(range(150_000))},
+        {"data": [{"id": f"lora-adapter-{n}"} | CARD for n in range(1000)]},
+        {"remote_block_ids": list(range(65_536))},
         {"text": "a" * MIB},
     ],
 )

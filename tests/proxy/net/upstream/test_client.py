@@ -11,12 +11,13 @@ import subprocess
 from array import array
 from pathlib import Path
 
+import orjson
 import pytest
 
 from proxy.core.types import FailureKind, Instance
 from proxy.net import tcp
 from proxy.net.timeouts import Limit
-from proxy.net.upstream.client import Upstream, read_token_ids
+from proxy.net.upstream.client import MOST_IDS, Upstream, read_token_ids
 from proxy.protocol.errors import UpstreamFailure
 from tests.support.harness import plain, until
 from tests.support.upstream_peer import OK, Peer, ask, serving
@@ -107,6 +108,13 @@ def test_token_ids_of_a_text() -> None:
 def test_an_answer_without_token_ids_is_a_failure(body: bytes) -> None:
     with pytest.raises(UpstreamFailure, match="/tokenize gives no token ids"):
         read_token_ids(body)
+
+
+def test_token_ids_are_bounded() -> None:
+    ids = list(range(MOST_IDS))
+    assert len(read_token_ids(orjson.dumps({"tokens": ids}))) == 4 * MOST_IDS
+    with pytest.raises(UpstreamFailure, match="too many token ids"):
+        read_token_ids(orjson.dumps({"tokens": [*ids, 1, 2]}))
 
 
 async def test_an_engine_that_told_no_ids_is_left_alone() -> None:
