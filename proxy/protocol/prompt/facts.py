@@ -46,9 +46,9 @@ _USER_AGENT: Final = istr("User-Agent")
 _PROGRAM_CHARS: Final = 64
 MODEL_CHARS: Final = 256
 MOST_VALUES: Final = 1 << 18
-MOST_VALUES_SMALL: Final = 1 << 13
-"""Most values of a prompt; a list of token ids is one value. Each takes 0.3 us to look at, so few
-of them can be looked at on the event loop."""
+MOST_VALUES_SMALL: Final = 1 << 12
+"""Most values of a prompt; a list of token ids is one value. Each takes about 1 us to look at, so
+few of them can be looked at on the event loop."""
 _PROMPTS_MAX: Final = 1024
 """Most prompts of one request that vLLM takes (VLLM_MAX_COMPLETION_PROMPTS)."""
 _KEPT_MAX: Final = 1 << 40

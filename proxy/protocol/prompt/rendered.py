@@ -85,6 +85,10 @@ _UNTYPED: Final = ("image_url", "audio_url", "input_audio", "video_url")
 """Members by which vLLM knows what a part without a type is."""
 
 
+_ARGUMENTS: Final = 4
+"""Values that a call's arguments count as, beside the call: they are parsed and written again."""
+
+
 class Rendered:
     """The texts of a prompt, in the order in which the engine renders them.
 
@@ -274,6 +278,8 @@ class Rendered:
             return
         self._left -= len(calls)
         for call in calls:
+            if self._left < 0:
+                return
             named = call.get("function") if isinstance(call, dict) else None
             if not isinstance(named, dict):
                 self._unknown(call if isinstance(call, dict) else {"": call})
@@ -286,6 +292,7 @@ class Rendered:
     def _arguments(self, value: Any) -> None:
         """The arguments of a call: engines parse the text, and write it again."""
         if isinstance(value, str) and value[:1] == "{":
+            self._left -= _ARGUMENTS
             try:
                 value = orjson.loads(value)
             except orjson.JSONDecodeError:  # the engine renders an empty object
@@ -304,6 +311,7 @@ class Rendered:
 
     def _medium(self, value: Any, kind: str) -> None:
         """The digest of an image or a sound: of its data or address, and of nothing else."""
+        self._left -= 1
         found = _data_of(value)
         if isinstance(found, str):
             self._digest(found, kind)

@@ -104,6 +104,39 @@ def test_a_long_one_that_is_parsed_slowly_is_left_to_another_process() -> None:
     assert isinstance(examine(task_of(raw.replace(HALF, b"")), MOST_VALUES_SMALL), Examined)
 
 
+def chat_of(*messages: dict[str, Any]) -> Task:
+    return task_of(orjson.dumps({"model": "m", "messages": messages}))
+
+
+def said(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": parts}
+
+
+TEXT_PART = {"type": "text", "text": "a"}
+IMAGE = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+MANY = {
+    "messages": chat_of(*[said(TEXT_PART)] * 2100),
+    "parts": chat_of(said(*[TEXT_PART] * 4100)),
+    "images": chat_of(said(*[IMAGE] * 2100)),
+    "calls": chat_of({"role": "assistant", "tool_calls": [CALL] * 850}),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_a_prompt_of_many_values_is_left_to_another_process(kind: str) -> None:
+    assert examine(MANY[kind], MOST_VALUES_SMALL) is None
+    assert isinstance(examine_large(MANY[kind]), Examined)
+
+
+def test_what_an_agent_sends_is_read_at_once() -> None:
+    """A few hundred turns, each with a call and its result."""
+    turn: dict[str, Any] = {"role": "assistant", "content": [TEXT_PART], "tool_calls": [CALL]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "b" * 1000}
+    agent = chat_of(*[turn, result] * 400)
+    assert isinstance(examine(agent, MOST_VALUES_SMALL), Examined)
+
+
 def test_the_key_of_a_text_does_not_depend_on_what_stands_elsewhere() -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "long " * 2_000}]}
     plain = examine(task_of(orjson.dumps(body)), MOST_VALUES)
