@@ -1,0 +1,1 @@
+"""The planner's decisions, as pure functions and state: no IO, no clock, no logging."""

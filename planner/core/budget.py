@@ -1,0 +1,141 @@
+"""The limits that no proposal gets past: fewest replicas, and GPUs of all components together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+HOLD, RECONCILE = "gpu_budget_guard_hold", "gpu_budget_reconcile"
+"""Why a target is another than the proposed one: it stays as it was; it is as near as fits."""
+OFF = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """GPUs per replica and fewest replicas by component, and GPUs of all together; OFF: none."""
+
+    gpus: Mapping[str, int]
+    min_replicas: Mapping[str, int]
+    max_gpus: int = OFF
+    min_gpus: int = OFF
+
+    def used(self, replicas: Mapping[str, int]) -> int:
+        """GPUs of so many replicas."""
+        return sum(self.gpus[name] * count for name, count in replicas.items())
+
+    def is_over(self, replicas: Mapping[str, int]) -> bool:
+        """Whether they take more than there is."""
+        return self.max_gpus != OFF and self.used(replicas) > self.max_gpus
+
+    def is_under(self, replicas: Mapping[str, int]) -> bool:
+        """Whether they take fewer than are to be used; one more of the largest may be too many."""
+        slack = max(self.gpus.values(), default=0) if self.min_gpus != self.max_gpus else 0
+        return self.min_gpus != OFF and self.used(replicas) + slack <= self.min_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """Targets within the limits, and why they are not the proposed ones; empty where they are."""
+
+    targets: Mapping[str, int]
+    reason: str = ""
+
+
+def bounded(current: Mapping[str, int], wanted: Mapping[str, int], limits: Limits) -> Bounded:
+    """The targets nearest to the wanted ones that fit.
+
+    No component moves against its wish: one that is to grow does not shrink. If some are to grow
+    and others to shrink, all of them move or none. At a full budget nothing grows unless another
+    component was to shrink. Where the current fleet itself is over the budget, it is cut in
+    proportion.
+    """
+    wanted = {name: max(n, limits.min_replicas.get(name, 0)) for name, n in wanted.items()}
+    if not limits.is_over(wanted) and not limits.is_under(wanted):
+        return Bounded(wanted)
+    if limits.is_over(current):
+        return Bounded(ceiling(wanted, limits), RECONCILE)
+    if limits.is_under(wanted):
+        return Bounded(floor(wanted, limits), RECONCILE)
+    best = min(_between(current, wanted, limits), key=lambda one: _distance(one, wanted))
+    return Bounded(best, HOLD if best == dict(current) else RECONCILE)
+
+
+def _between(
+    current: Mapping[str, int], wanted: Mapping[str, int], limits: Limits
+) -> Iterator[dict[str, int]]:
+    """Every fleet on the way from the current one to the wanted one that fits."""
+    names = list(wanted)
+    ways = [_way(current.get(name, 0), wanted[name]) for name in names]
+    opposed = any(way.step > 0 for way in ways if len(way) > 1) and any(
+        way.step < 0 for way in ways if len(way) > 1
+    )
+    for counts in product(*ways):
+        fleet = dict(zip(names, counts, strict=True))
+        moved = {
+            fleet[name] != current.get(name, 0)
+            for name in names
+            if wanted[name] != current.get(name, 0)
+        }
+        if limits.is_over(fleet) or (opposed and len(moved) > 1):
+            continue
+        yield fleet
+
+
+def _way(begin: int, end: int) -> range:
+    step = 1 if end >= begin else -1
+    return range(begin, end + step, step)
+
+
+def _distance(
+    fleet: Mapping[str, int], wanted: Mapping[str, int]
+) -> tuple[int, int, tuple[int, ...]]:
+    """How far a fleet is from the wanted one: in all, at most in one component, and by name."""
+    gaps = [abs(wanted[name] - count) for name, count in fleet.items()]
+    return sum(gaps), max(gaps, default=0), tuple(gaps)
+
+
+def ceiling(wanted: Mapping[str, int], limits: Limits) -> dict[str, int]:
+    """The wanted fleet shrunk in proportion, each component with its fewest replicas at least.
+
+    All are 0 where not even those fit.
+    """
+    fewest = {name: limits.min_replicas.get(name, 0) for name in wanted}
+    if limits.is_over(fewest):
+        return dict.fromkeys(wanted, 0)
+    if not limits.is_over(wanted):
+        return dict(wanted)
+    scale = limits.max_gpus / limits.used(wanted)
+    left, fleet, names = limits.max_gpus, {}, list(wanted)
+    for at, name in enumerate(names):
+        others = sum(limits.gpus[other] * fewest[other] for other in names[at + 1 :])
+        room = (left - others) // limits.gpus[name]
+        is_last = at == len(names) - 1
+        share = room if is_last else min(room, math.floor(wanted[name] * scale))
+        fleet[name] = max(fewest[name], min(share, wanted[name]) if is_last else share)
+        left -= limits.gpus[name] * fleet[name]
+    return fleet
+
+
+def floor(wanted: Mapping[str, int], limits: Limits) -> dict[str, int]:
+    """The wanted fleet grown in proportion; as it is, where that would break the ceiling."""
+    used = limits.used(wanted)
+    if not limits.is_under(wanted):
+        return dict(wanted)
+    scale = limits.min_gpus / used if used else math.inf
+    grown = {
+        n: count if math.isinf(scale) else math.ceil(count * scale) for n, count in wanted.items()
+    }
+    if math.isinf(scale):
+        name = next(iter(wanted))
+        grown[name] = math.ceil(limits.min_gpus / limits.gpus[name])
+    return dict(wanted) if limits.is_over(grown) else grown
+
+
+def within_step(current: Mapping[str, int], wanted: Mapping[str, int], most: int) -> dict[str, int]:
+    """The wanted fleet, no component more than `most` replicas from the current one."""
+    return {
+        name: min(max(count, current.get(name, 0) - most), current.get(name, 0) + most)
+        for name, count in wanted.items()
+    }

@@ -1,0 +1,1 @@
+"""How long an instance takes, learned from iterations and profiles, and what it can carry."""

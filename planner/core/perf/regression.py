@@ -1,0 +1,113 @@
+"""The time of an iteration as a line in its inputs, fitted to observations of all their range."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import nnls
+
+SAMPLES, BUCKETS, LEAST = 64, 16, 5
+Inputs = tuple[float, ...]
+
+
+class Observations:
+    """At most `most` observations, spread over the range of their inputs.
+
+    Each input's range has equal parts, `buckets` in all; when there are too many observations the
+    fattest bucket loses its oldest. A plain window would forget a load that is rare.
+    """
+
+    def __init__(self, inputs: int, most: int = SAMPLES, buckets: int = BUCKETS) -> None:
+        self._inputs, self._most = inputs, most
+        self._parts = max(1, round(buckets ** (1 / inputs)))
+        self._all: deque[tuple[Inputs, float]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, inputs: Inputs, seconds: float) -> None:
+        """Add what one iteration, or the mean of some, took."""
+        self._all.append((inputs, seconds))
+        if len(self._all) > self._most:
+            held = self._bucketed()
+            fattest = max(held.values(), key=len)
+            del self._all[fattest[0]]
+
+    def _bucketed(self) -> dict[tuple[int, ...], list[int]]:
+        """Places of the observations by the bucket of their inputs, the oldest first."""
+        points = np.array([inputs for inputs, _ in self._all])
+        low, width = points.min(axis=0), np.ptp(points, axis=0)
+        width[width == 0.0] = 1.0
+        parts = np.minimum((points - low) / width * self._parts, self._parts - 1).astype(int)
+        found: dict[tuple[int, ...], list[int]] = {}
+        for at, part in enumerate(parts):
+            found.setdefault(tuple(part), []).append(at)
+        return found
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether more than one bucket has observations: else no slope is known."""
+        return len(self._all) > 1 and len(self._bucketed()) > 1
+
+    def rows(self) -> Sequence[tuple[Inputs, float]]:
+        """All observations, the oldest first."""
+        return list(self._all)
+
+
+class Line:
+    """Seconds of an iteration: a constant and a coefficient per input, none of them negative.
+
+    Fitted anew when asked for, from `priors` (points of a profile, each as much as `prior_weight`
+    observations) and from what was observed since.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        priors: Sequence[tuple[Inputs, float]] = (),
+        prior_weight: float = 1.0,
+        least: int = LEAST,
+    ) -> None:
+        self.observations = Observations(inputs)
+        self._inputs, self._priors, self._weight = inputs, list(priors), prior_weight
+        self._least = least
+        self._fitted: tuple[float, ...] | None = None
+        self._count = -1
+
+    def observe(self, inputs: Inputs, seconds: float) -> None:
+        """Take one observation; one without a duration is none."""
+        if seconds > 0.0:
+            self.observations.add(inputs, seconds)
+            self._count = -1
+
+    @property
+    def coefficients(self) -> tuple[float, ...] | None:
+        """The constant and the coefficients; None before there is enough to go by."""
+        if self._count < 0:
+            self._fitted = self._fit()
+            self._count = len(self.observations)
+        return self._fitted
+
+    def __call__(self, *inputs: float) -> float:
+        """Seconds of an iteration with these inputs. Raises ValueError before it is ready."""
+        fitted = self.coefficients
+        if fitted is None:
+            raise ValueError("the model has too few observations")
+        return fitted[0] + sum(a * b for a, b in zip(fitted[1:], inputs, strict=True))
+
+    def _fit(self) -> tuple[float, ...] | None:
+        own = self.observations
+        if not self._priors and (len(own) < self._least or not own.is_spread):
+            return None
+        weighed = [(inputs, seconds, self._weight) for inputs, seconds in self._priors]
+        weighed += [(inputs, seconds, 1.0) for inputs, seconds in own.rows()]
+        weights = np.sqrt([weight for _, _, weight in weighed])
+        matrix = np.array([[1.0, *inputs] for inputs, _, _ in weighed]) * weights[:, None]
+        # Inputs are up to 1e6: each column is brought to one size, or the fit would lose digits.
+        scale = np.linalg.norm(matrix, axis=0)
+        scale[scale == 0.0] = 1.0
+        seconds = np.array([seconds for _, seconds, _ in weighed]) * weights
+        found, _ = nnls(matrix / scale, seconds)
+        return tuple(float(one) for one in found / scale)

@@ -1,0 +1,1 @@
+"""The builtin plugins that propose targets."""

@@ -1,0 +1,62 @@
+"""The line of a step's time: found again, and kept over the whole range."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.core.perf.regression import LEAST, SAMPLES, Line, Observations
+
+
+@given(
+    st.tuples(st.floats(0.001, 0.1), st.floats(0, 1e-4), st.floats(0, 1e-6)),
+    st.integers(0, 99),
+)
+def test_a_line_is_found_again(told: tuple[float, float, float], seed: int) -> None:
+    line, dice = Line(2), Random(seed)
+    for _ in range(40):
+        inputs = dice.uniform(0, 8192), dice.uniform(0, 400_000)
+        line.observe(inputs, told[0] + told[1] * inputs[0] + told[2] * inputs[1])
+    assert line(4096, 200_000) == pytest.approx(
+        told[0] + told[1] * 4096 + told[2] * 200_000, rel=1e-6
+    )
+
+
+def test_it_is_not_ready_before_it_has_seen_enough() -> None:
+    line = Line(1)
+    for _ in range(2 * LEAST):
+        line.observe((100.0,), 0.02)
+    assert line.coefficients is None, "all of one place"
+    line.observe((200.0,), 0.0)
+    assert line.coefficients is None, "an iteration without a duration is none"
+    with pytest.raises(ValueError, match="too few observations"):
+        line(100.0)
+    line.observe((200.0,), 0.03)
+    assert line(150.0) == pytest.approx(0.025)
+
+
+def test_no_coefficient_is_negative() -> None:
+    line = Line(1)
+    for i in range(10):
+        line.observe((100.0 * i,), 1.0 - 0.05 * i)
+    assert line.coefficients == pytest.approx((0.775, 0.0))
+
+
+def test_a_profile_gives_way_to_what_is_seen() -> None:
+    line = Line(1, priors=[((0.0,), 0.01), ((1000.0,), 0.02)])
+    assert line(1000.0) == pytest.approx(0.02)
+    for i in range(60):
+        line.observe((10.0 * i,), 0.05)
+    assert line(300.0) == pytest.approx(0.05, rel=0.1)
+
+
+def test_a_rare_load_is_not_forgotten() -> None:
+    held = Observations(1)
+    held.add((1000.0,), 1.0)
+    for i in range(10 * SAMPLES):
+        held.add((float(i % 50),), 0.1)
+    assert len(held) == SAMPLES
+    assert ((1000.0,), 1.0) in held.rows()
