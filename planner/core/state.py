@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from planner.core.perf.regression import Line
+from planner.core.types import Traffic
 
 
 @dataclass(slots=True)
@@ -43,15 +44,16 @@ class PlannerScalingState:
     isl_tokens: LastValue = field(default_factory=LastValue)
     osl_tokens: LastValue = field(default_factory=LastValue)
 
-    def observe(
-        self,
-        now_s: float,
-        hit_ratio: float | None,
-        accept_length: float | None,
-        lengths: tuple[float | None, float | None],
-    ) -> None:
+    def observe(self, now_s: float, window: Traffic) -> None:
         """Take what a window of traffic has shown; what it has not shown stays as it was."""
-        self.hit_ratio.observe(hit_ratio, now_s)
-        self.accept_length.observe(accept_length, now_s)
-        self.isl_tokens.observe(lengths[0], now_s)
-        self.osl_tokens.observe(lengths[1], now_s)
+        self.hit_ratio.observe(window.hit_ratio, now_s)
+        self.accept_length.observe(window.accept_length, now_s)
+        self.isl_tokens.observe(window.isl_tokens, now_s)
+        self.osl_tokens.observe(window.osl_tokens, now_s)
+
+    def model(self, component: str, least: int) -> Line:
+        """A component's model of a step: tokens of prompts in it, and of KV that is decoded."""
+        found = self.models.get(component)
+        if found is None:
+            found = self.models[component] = Line(2, least=least)
+        return found

@@ -12,7 +12,9 @@ from enum import StrEnum
 from planner.core.perf.capacity import Slo
 from planner.core.perf.regression import Line
 from planner.core.perf.steps import chunked
-from planner.core.types import Capabilities, Engine
+from planner.core.rules import DownRule, Rules
+from planner.core.state import PlannerScalingState
+from planner.core.types import Capabilities, Context, Engine, Kind, Proposal, Stage, Target
 
 
 class LoadDecision(StrEnum):
@@ -112,3 +114,82 @@ def wants_fewer(judge: Judge, engines: Sequence[Engine], slo: Slo, sensitivity: 
         if is_late or one.itl_s >= slo.itl_s * sensitivity or judge.kv_ratio(engine, times) >= 1.0:
             return False
     return True
+
+
+class LoadPropose:
+    """Proposes one replica more or fewer, and never fewer than throughput scaling's lower bound.
+
+    It also teaches the models: the mean iteration of each instance is one observation.
+    """
+
+    name = "builtin_load_propose"
+    stage = Stage.PROPOSE
+    priority = 100
+    holds = False
+
+    def __init__(self, rules: Rules, state: PlannerScalingState) -> None:
+        self._rules, self._state = rules, state
+        self.interval_s = rules.load_interval_s
+        self.decisions: dict[str, LoadDecision] = {}
+
+    def evaluate(self, context: Context) -> Proposal | None:
+        """A target per component that is to change."""
+        targets = []
+        for component, replicas in context.replicas.items():
+            engines = context.engines.get(component, ())
+            self._learn(component, engines)
+            wanted = self._wanted(component, context, engines)
+            if wanted != context.baseline.get(component, replicas.expected):
+                targets.append(Target(component, Kind.SET, wanted))
+        return Proposal(self.name, tuple(targets), self.priority) if targets else None
+
+    def _learn(self, component: str, engines: Sequence[Engine]) -> None:
+        model = self._state.model(component, self._rules.min_observations)
+        for engine in engines:
+            if engine.wall_s is not None:
+                model.observe((engine.prefill_tokens, engine.decode_kv_tokens), engine.wall_s)
+
+    def _wanted(self, component: str, context: Context, engines: Sequence[Engine]) -> int:
+        """The target of a component; the lower bound holds whatever load scaling says."""
+        current = context.baseline.get(component, context.replicas[component].expected)
+        floor = self._state.floors.get(component)
+        least = max(self._rules.min_endpoint, floor.replicas if floor is not None else 0)
+        decision = self._decide(component, context, engines)
+        if decision is LoadDecision.DOWN and current - 1 < least:
+            decision = LoadDecision.CAPPED
+        self.decisions[component] = decision
+        step = {LoadDecision.UP: 1, LoadDecision.DOWN: -1}.get(decision, 0)
+        return max(current + step, least)
+
+    def _decide(self, component: str, context: Context, engines: Sequence[Engine]) -> LoadDecision:
+        replicas = context.replicas[component]
+        model = self._state.model(component, self._rules.min_observations)
+        typical = self._typical()
+        if not engines:
+            return LoadDecision.NO_DATA
+        if not replicas.is_settled:
+            return LoadDecision.IN_PROGRESS
+        if len(engines) != replicas.ready:
+            return LoadDecision.COUNT_MISMATCH
+        if model.coefficients is None or typical is None:
+            return LoadDecision.INSUFFICIENT
+        judge = Judge(model, typical, context.capabilities.get(component, Capabilities()))
+        return self._change(judge, engines)
+
+    def _change(self, judge: Judge, engines: Sequence[Engine]) -> LoadDecision:
+        slo, sensitivity = self._rules.slo, self._rules.sensitivity
+        if wants_more(judge, engines, slo):
+            return LoadDecision.UP
+        has_room = wants_fewer_as_founded(judge, engines, slo, sensitivity)
+        if self._rules.down_rule is DownRule.SENSITIVITY:
+            return LoadDecision.DOWN if has_room else LoadDecision.NO_CHANGE
+        if wants_fewer(judge, engines, slo, sensitivity):
+            return LoadDecision.DOWN
+        return LoadDecision.REFUSED if has_room else LoadDecision.NO_CHANGE
+
+    def _typical(self) -> Typical | None:
+        known = self._state
+        if known.isl_tokens.value is None or known.osl_tokens.value is None:
+            return None
+        hit, accept = known.hit_ratio.value or 0.0, known.accept_length.value or 1.0
+        return Typical(known.isl_tokens.value, known.osl_tokens.value, hit, accept)

@@ -1,0 +1,1 @@
+"""Where a tick's observations come from."""
