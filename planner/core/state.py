@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.core.perf.regression import Line
-from planner.core.types import Traffic
+from planner.core.types import Engine, Traffic
 
 
 @dataclass(slots=True)
@@ -51,9 +52,18 @@ class PlannerScalingState:
         self.isl_tokens.observe(window.isl_tokens, now_s)
         self.osl_tokens.observe(window.osl_tokens, now_s)
 
-    def model(self, component: str, least: int) -> Line:
-        """A component's model of a step: tokens of prompts in it, and of KV that is decoded."""
+    def learn(self, engines: Mapping[str, Sequence[Engine]], least: int) -> None:
+        """Teach the models: the mean iteration of each instance is one observation."""
+        for component, own in engines.items():
+            model = self.models.setdefault(component, Line(2, least=least))
+            for engine in own:
+                if engine.wall_s is not None:
+                    model.observe((engine.prefill_tokens, engine.decode_kv_tokens), engine.wall_s)
+
+    def model(self, component: str) -> Line | None:
+        """A component's time of a step, by tokens of prompts and KV tokens that are decoded.
+
+        None before it has seen enough.
+        """
         found = self.models.get(component)
-        if found is None:
-            found = self.models[component] = Line(2, least=least)
-        return found
+        return None if found is None or found.coefficients is None else found

@@ -68,7 +68,9 @@ class Policy:
         """The replicas that it wants."""
         self._ticks += 1
         now_s = self._ticks * self._interval_s
-        outcome = self._pipeline.tick(self._context(snapshot, now_s))
+        context = self._context(snapshot, now_s)
+        self._state.learn(context.engines, self._rules.min_observations)
+        outcome = self._pipeline.tick(context)
         wanted = outcome.targets[COMPONENT]
         changed = wanted if wanted != snapshot["non_draining_decode_count"] else None
         self._target = wanted

@@ -117,10 +117,7 @@ def wants_fewer(judge: Judge, engines: Sequence[Engine], slo: Slo, sensitivity: 
 
 
 class LoadPropose:
-    """Proposes one replica more or fewer, and never fewer than throughput scaling's lower bound.
-
-    It also teaches the models: the mean iteration of each instance is one observation.
-    """
+    """Proposes one replica more or fewer, and never fewer than throughput scaling's lower bound."""
 
     name = "builtin_load_propose"
     stage = Stage.PROPOSE
@@ -137,17 +134,10 @@ class LoadPropose:
         targets = []
         for component, replicas in context.replicas.items():
             engines = context.engines.get(component, ())
-            self._learn(component, engines)
             wanted = self._wanted(component, context, engines)
             if wanted != context.baseline.get(component, replicas.expected):
                 targets.append(Target(component, Kind.SET, wanted))
         return Proposal(self.name, tuple(targets), self.priority) if targets else None
-
-    def _learn(self, component: str, engines: Sequence[Engine]) -> None:
-        model = self._state.model(component, self._rules.min_observations)
-        for engine in engines:
-            if engine.wall_s is not None:
-                model.observe((engine.prefill_tokens, engine.decode_kv_tokens), engine.wall_s)
 
     def _wanted(self, component: str, context: Context, engines: Sequence[Engine]) -> int:
         """The target of a component; the lower bound holds whatever load scaling says."""
@@ -163,15 +153,14 @@ class LoadPropose:
 
     def _decide(self, component: str, context: Context, engines: Sequence[Engine]) -> LoadDecision:
         replicas = context.replicas[component]
-        model = self._state.model(component, self._rules.min_observations)
-        typical = self._typical()
+        model, typical = self._state.model(component), self._typical()
         if not engines:
             return LoadDecision.NO_DATA
         if not replicas.is_settled:
             return LoadDecision.IN_PROGRESS
         if len(engines) != replicas.ready:
             return LoadDecision.COUNT_MISMATCH
-        if model.coefficients is None or typical is None:
+        if model is None or typical is None:
             return LoadDecision.INSUFFICIENT
         judge = Judge(model, typical, context.capabilities.get(component, Capabilities()))
         return self._change(judge, engines)

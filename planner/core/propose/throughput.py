@@ -64,8 +64,8 @@ class ThroughputPropose:
         if isinstance(demand, ThroughputDecision):
             self.decisions[component] = demand
             return None
-        model = self._state.model(component, self._rules.min_observations)
-        if model.coefficients is None:
+        model = self._state.model(component)
+        if model is None:
             self.decisions[component] = ThroughputDecision.NOT_READY
             return None
         of = context.capabilities.get(component, Capabilities())

@@ -66,6 +66,7 @@ class Planner:
             {"c": engines},
             baseline={"c": self.target},
         )
+        self.state.learn(context.engines, self.rules.min_observations)
         self.target = self.pipeline.tick(context).targets["c"]
         return self.target
 
