@@ -1,0 +1,1 @@
+"""Planners judged in NVIDIA Dynamo's discrete-event replay: `make bench-planner`."""
