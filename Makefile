@@ -11,7 +11,7 @@ TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/net/test_time
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: compiled dist demo demo-kill demo-compare demo-check test test-figures test-compiled test-install test-clients test-vllm chaos migration soak soak-hostile lint docs bench bench-core bench-shell bench-routing clean
+.PHONY: compiled dist demo demo-kill demo-compare demo-check test test-figures test-compiled test-install test-clients test-vllm chaos migration soak soak-hostile lint docs bench bench-core bench-shell bench-routing bench-planner clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -139,6 +139,11 @@ bench-shell: compiled
 ## ROUTING="--quick". See docs/contribute/measuring.md.
 bench-routing: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.routing --out .cache/routing/result.json.gz $(ROUTING)
+
+## Planners in the replay of NVIDIA Dynamo, beside rivals and one that knows the future: hours, or minutes with
+## PLANNER="--policies static,MODULE:CLASS --loads ramp". See docs/contribute/measuring.md.
+bench-planner: $(VENV)/.installed-dev
+	$(BIN)/python -m bench.planner --out .cache/planner/result.json $(PLANNER)
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
