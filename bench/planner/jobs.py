@@ -103,17 +103,23 @@ class Workers:
     def _play(self, job: Job) -> None:
         asked, log = (self._folder / f"{job.name}{end}" for end in (".job.json", ".log"))
         job.save(asked)
-        with log.open("w") as errors:
-            child = self._start(asked, errors.fileno())
-            assert child.stdout is not None
-            for line in child.stdout:
-                played = read_line(line)
-                with self._lock:
-                    self._done(played)
-            status = child.wait()
+        with log.open("w") as errors, self._start(asked, errors.fileno()) as child:
+            try:
+                self._read(child)
+            except BaseException:  # the end of the block waits for it
+                child.terminate()
+                raise
+        status = child.returncode
         if status and not self._is_over:
             said = log.read_text(errors="replace")[-ERROR_CHARS:].strip()
             raise PlannerError(f"the worker of {job.name} failed ({status}):\n{said}")
+
+    def _read(self, child: subprocess.Popen[str]) -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            played = read_line(line)
+            with self._lock:
+                self._done(played)
 
     def _start(self, asked: Path, errors: int) -> subprocess.Popen[str]:
         command = [str(self._python), "-m", "bench.planner.worker", str(asked)]

@@ -101,7 +101,7 @@ def world(startup_s: float = 0.0, end_s: float = 240.0) -> World:
         def ready(moment_s: float) -> int:
             """What was wanted for the whole of a start-up delay, or from the start."""
             begin = int(moment_s - startup_s)
-            return min(wanted(at) if at >= 0 else initial for at in range(begin, int(moment_s)))
+            return min(wanted(at) if at >= 0 else initial for at in range(begin, int(moment_s) + 1))
 
         counts = [ready((at + 0.5) * EPOCH_S) for at in range(epochs)]
         needed = [3 if 3 <= at <= 5 else 1 for at in range(epochs)]

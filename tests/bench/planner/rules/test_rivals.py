@@ -46,7 +46,7 @@ def test_the_token_law_takes_a_prompt_s_prefill_off_the_slo() -> None:
     # half of it is cached
     assert law.wish(view(engine(waiting=120_000), hit_ratio=0.5)) == 3
     assert rivals.KedaTokens(CONTEXT, threshold=1.5).wish(view(engine(waiting=120_000))) == 4
-    assert law.wish(view(engine(kv=80_000), engine(kv=88_000), engine(kv=95_000))) == 4
+    assert law.wish(view(engine(kv=80_000), engine(kv=90_000), engine(kv=98_000))) == 4
 
 
 @pytest.mark.parametrize(
