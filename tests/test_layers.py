@@ -20,6 +20,9 @@ DIRECTIONS = {
     "replayer": "demo, virtual | replay, simulator | engine, trace, arguments, terminal",
     "analysis": "cli | regret, elastic | check, league, report, thermal"
     " | bench, rivals, runs | phases | measures",
+    "planner": "sources | core",
+    "planner.core": "pipeline, propose, predict | state, rules | perf | budget, merge, window"
+    " | types",
 }
 """A part imports only from parts on its right, behind a bar; never from a neighbour at a comma."""
 BETWEEN = {
@@ -30,8 +33,9 @@ BETWEEN = {
         *("replayer.virtual", "replayer.engine", "replayer.trace", "replayer.arguments"),
         "replayer.terminal",
     ),
+    "planner": (),
 }
-"""What the three packages may import of each other."""
+"""What the four packages may import of each other."""
 EXCEPTIONS = {
     "replayer.replay.cli": ("analysis.report", "analysis.runs"),
     "replayer.arguments": ("proxy",),
@@ -42,8 +46,12 @@ MOST_ENTRIES = 12
 MOST_CHAINED = 12
 """Modules on the longest chain of imports: a command of `analysis` down to `core.types`."""
 IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threading", "time"}
-PURE_THIRD_PARTY = {"xxhash", "orjson", "multidict"}
-"""orjson, multidict: `protocol` reads JSON and headers; the core does not."""
+PURE_THIRD_PARTY = {
+    "proxy.core": {"xxhash"},
+    "proxy.protocol": {"xxhash", "orjson", "multidict"},
+    "planner.core": {"numpy", "scipy"},
+}
+"""The pure packages, and what they import beside the standard library."""
 
 
 def name_of(path: Path) -> str:
@@ -125,14 +133,13 @@ def test_core_and_protocol_import_no_other_part_of_the_proxy() -> None:
 
 
 def _impure(name: str) -> set[str]:
-    tops = {module.split(".")[0] for module in imported(name)} - {"proxy"}
-    core = name.startswith("proxy.core")
-    third_party = PURE_THIRD_PARTY - ({"orjson", "multidict"} if core else set())
+    tops = {module.split(".")[0] for module in imported(name)} - {name.split(".")[0]}
+    third_party = PURE_THIRD_PARTY[".".join(name.split(".")[:2])]
     return tops & IMPURE | tops - third_party - sys.stdlib_module_names
 
 
-def test_the_core_is_pure() -> None:
-    pure = [n for n in PATHS if n.startswith(("proxy.core", "proxy.protocol"))]
+def test_the_cores_are_pure() -> None:
+    pure = [n for n in PATHS if f"{n}.".startswith(tuple(f"{p}." for p in PURE_THIRD_PARTY))]
     assert not {n: found for n in pure if (found := _impure(n))}
 
 
@@ -417,6 +424,12 @@ TESTED_ELSEWHERE = {
     "analysis.report.cli": "tests/analysis/test_cli.py: report prints the tables",
     "analysis.league.figures": "analysis/league/test_cli.py writes them",
     "analysis.league.summary": "analysis/league/test_cli.py prints it",
+    "planner.core.perf.steps": "perf/test_capacity.py: tokens of a step by hand",
+    "planner.core.predict.plugin": "test_pipeline.py: what the proposals are made from",
+    "planner.core.propose.throughput": "test_pipeline.py: targets, floors, reasons",
+    "planner.core.rules": "vocabulary only: settings",
+    "planner.core.state": "test_pipeline.py: models and floors from tick to tick",
+    "planner.core.types": "vocabulary only",
 }
 """Modules without a test file of their name, and where their behaviour is tested."""
 

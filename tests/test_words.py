@@ -57,7 +57,7 @@ def helps(tree: ast.Module) -> Iterator[str]:
             yield literal(node.value)
 
 
-@pytest.mark.parametrize("package", ["proxy", "replayer", "analysis"])
+@pytest.mark.parametrize("package", ["proxy", "replayer", "analysis", "planner"])
 def test_sentences_are_short(package):
     found = {}
     for path in sorted((ROOT / package).rglob("*.py")):

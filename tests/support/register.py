@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.support.glossary import table
 from tests.test_layers import BETWEEN, DIRECTIONS, EXCEPTIONS, MOST_CHAINED, MOST_ENTRIES, ROOT
 
-TOPS = ("proxy", "replayer", "analysis", "plugins/vllm-thermal/vllm_thermal")
+TOPS = ("proxy", "replayer", "analysis", "planner", "plugins/vllm-thermal/vllm_thermal")
 
 
 def first_sentence(path: Path) -> str:
