@@ -13,6 +13,7 @@ from pathlib import Path
 from proxy.config.options import Settings
 from proxy.config.regular_files import read_regular
 from proxy.config.sources import ConfigError
+from proxy.net.cheap_tls import by_the_system, cheap
 
 
 class HandshakeEnd(StrEnum):
@@ -30,8 +31,7 @@ def for_clients(settings: Settings) -> ssl.SSLContext | None:
     """The listeners' context; None: plain HTTP. Raises ConfigError. Reads files."""
     if settings.tls_cert is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = cheap(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     context.set_alpn_protocols(["http/1.1"])
     _show(context, "tls_cert", settings.tls_cert, settings.tls_key)
     if settings.tls_client_ca is not None:
@@ -43,11 +43,10 @@ def for_clients(settings: Settings) -> ssl.SSLContext | None:
 def for_instances(settings: Settings) -> ssl.SSLContext:
     """The context for https instances: verified, with their names. Raises ConfigError."""
     own_ca = settings.instance_ca
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     if own_ca is None:
-        context.load_default_certs()
+        context = by_the_system()
     else:
+        context = cheap(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         _trust(context, "instance_ca", own_ca)
     if settings.instance_cert is not None:
         _show(context, "instance_cert", settings.instance_cert, settings.instance_key)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from proxy.core.types import FailureKind
 from proxy.net import tcp
 from proxy.net.addresses import Resolver, literal
+from proxy.net.cheap_tls import by_the_system
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.connection import UpstreamConnection
 from proxy.protocol.errors import UpstreamFailure
@@ -41,7 +42,7 @@ class ConnectOptions:
         return self._tls
 
     async def _read(self) -> ssl.SSLContext:
-        made = await asyncio.to_thread(ssl.create_default_context)
+        made = await asyncio.to_thread(by_the_system)
         if self._tls is None:  # a reload may have set another one meanwhile
             self._tls = made
         return self._tls
