@@ -40,6 +40,7 @@ class Refusal(StrEnum):
     HEAD_LATE = "head_timeout"
     FRAMING = "framing"
     CHUNKS = "small_chunks"
+    RECORDS = "small_records"
     BODY_SIZE = "body_size"
     EXPECTATION = "expectation"
     UPGRADE = "upgrade"

@@ -14,8 +14,10 @@ from proxy.net import peer_documents, tcp
 from proxy.net.kv_events import batches
 from proxy.net.kv_events.sources import MOST_RANKS
 from proxy.net.kv_events.zmtp import MOST_BYTES as KV_MESSAGE_BYTES
+from proxy.net.secured import HANDSHAKE_BYTES
 from proxy.net.server.connection import LIMITS, QUEUED_MAX
 from proxy.net.server.handshakes import HANDSHAKE_S
+from proxy.net.tls_records import SMALL_RECORDS
 from proxy.process.reload import READ_S
 from proxy.protocol import body
 from proxy.protocol.request_framing import HEAD_BYTES
@@ -59,7 +61,8 @@ ROWS = (
     ),
     ("lines of an engine's metrics that are used", peer_documents.MOST_WANTED),
     ("size of these lines", _bytes(peer_documents.WANTED_BYTES)),
-    ("TLS handshake", f"{HANDSHAKE_S:g} s"),
+    ("TLS handshake", f"{HANDSHAKE_S:g} s, {_bytes(HANDSHAKE_BYTES)}"),
+    ("tiny TLS records", SMALL_RECORDS),
     ("idle connection", f"{KEEPALIVE_S:g} s"),
     ("client that reads nothing", f"{tcp.UNTAKEN_MS // 1000} s"),
     ("body of an admin request", _bytes(BODY_BYTES)),

@@ -27,6 +27,7 @@ from proxy.net.server.aiohttp_adapter import (
 )
 from proxy.net.server.refusals import NO_FAULT, RefusalLog, RefusedError, refusal_of
 from proxy.net.server.request_loop import SerialHandler
+from proxy.net.tls_records import SmallRecordsError
 from proxy.protocol.endpoints import OFFLOADABLE
 from proxy.protocol.errors import ProxyError
 from proxy.protocol.framing import FramingError, SmallChunksError
@@ -373,6 +374,8 @@ class ClientConnection(SerialHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Closed. The last body is released, else a reference cycle would keep it."""
+        if isinstance(exc, SmallRecordsError):
+            self._note(Refusal.RECORDS)
         self._heads.forget(self)
         self._silent.forget(self)
         self._body = EMPTY_PAYLOAD

@@ -37,6 +37,7 @@ _ANSWERS: dict[Refusal, tuple[int, str]] = {
     Refusal.HEAD_LATE: (408, "headers: not complete in time (--header-timeout)"),
     Refusal.FRAMING: (400, "body: its length must be stated once and in a valid way"),
     Refusal.CHUNKS: (400, "body: too many chunks of a few bytes"),
+    Refusal.RECORDS: (400, "TLS: too many records of a few bytes"),
     Refusal.BODY_SIZE: (413, "body: too large (--max-body-bytes)"),
     Refusal.EXPECTATION: (417, "Expect: only 100-continue is understood"),
     Refusal.UPGRADE: (426, "Upgrade: websockets are not supported; send the request over HTTP"),

@@ -15,6 +15,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from proxy.core.types import FailureKind
 from proxy.net import tcp
+from proxy.net.tls_records import SmallRecordsError
 from proxy.net.upstream.response import Fields, Head, UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import FramingError, UntilClose
@@ -253,6 +254,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.is_closed = True
         self._fast_path.rest = _drop
         detail = "the connection broke" if exc is not None else _CLOSED
+        detail = str(exc) if isinstance(exc, SmallRecordsError) else detail
         self._end(UpstreamFailure(FailureKind.RESET, detail), is_clean=exc is None)
         self._on_lost(self)
 

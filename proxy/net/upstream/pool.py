@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
+from functools import partial
 from urllib.parse import urlsplit
 
 from proxy.core.types import FailureKind
 from proxy.net import tcp
 from proxy.net.addresses import Resolver, literal
 from proxy.net.cheap_tls import by_the_system
+from proxy.net.secured import Secured
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.connection import UpstreamConnection
 from proxy.protocol.errors import UpstreamFailure
@@ -136,13 +138,19 @@ class Pool:
 
     async def _connect_to(self, address: str) -> UpstreamConnection:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: UpstreamConnection(loop, self._rest, self._lost),
-            address,
-            self._port,
-            ssl=await self._connect_options.tls() if self._is_tls else None,
-            server_hostname=self._host if self._is_tls else None,
-        )
+        connection = UpstreamConnection(loop, self._rest, self._lost)
+        if not self._is_tls:
+            await loop.create_connection(lambda: connection, address, self._port)
+            return connection
+        secure = await self._connect_options.tls()
+        shaken: asyncio.Future[None] = loop.create_future()
+        secured = Secured(secure, lambda: connection, partial(_tell, shaken), self._host)
+        await loop.create_connection(lambda: secured, address, self._port)
+        try:
+            await shaken
+        finally:
+            if not shaken.done() or shaken.cancelled():
+                secured.abort()
         return connection
 
     def _rest(self, connection: UpstreamConnection) -> None:
@@ -183,6 +191,17 @@ class Pool:
         """Close every connection."""
         self.abort()
         await asyncio.sleep(0)  # lets TLS connections send their close_notify
+
+
+def _tell(shaken: asyncio.Future[None], secured: Secured, error: OSError | None) -> None:
+    """Tell whoever waits that a handshake is over."""
+    del secured
+    if shaken.done():
+        return
+    if error is None:
+        shaken.set_result(None)
+    else:
+        shaken.set_exception(error)
 
 
 def _plain(error: OSError) -> str:

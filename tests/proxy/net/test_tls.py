@@ -16,8 +16,11 @@ import orjson
 import pytest
 
 from proxy.config.sources import ConfigError
+from proxy.net import secured
 from proxy.net.server import handshakes
+from proxy.net.tls_records import SMALL_RECORDS
 from proxy.protocol.framing import Chunked
+from proxy.protocol.request_framing import Refusal
 from replayer.simulator.host import SimFleet
 from tests.support.certificates import Certificates
 from tests.support.harness import (
@@ -259,10 +262,9 @@ async def test_who_does_not_shake_hands_is_closed(
 
 
 async def test_who_shakes_hands_and_then_says_nothing_is_closed_without_a_goodbye(
-    tmp_path: Path, certs: Certificates, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, certs: Certificates
 ) -> None:
     """Its descriptor is free at once, although this client never answers a close_notify."""
-    monkeypatch.setattr(handshakes, "GOODBYE_S", 2 * WAIT_S)
     async with RawEngine(says(b"")) as engine:
         async with over_tls(tmp_path, certs, [engine.address], header_timeout=0.3) as (proxy, _):
             at = int(proxy.server.url.rpartition(":")[2])
@@ -329,3 +331,55 @@ async def test_files_that_are_none_stop_the_start_with_a_line(
         async with ServedProxy(tmp_path / "log", ["http://127.0.0.1:9"], **options):
             pass
     assert "\n" not in str(caught.value)
+
+
+async def test_a_client_of_tiny_records_is_ended_and_counted(
+    tmp_path: Path, certs: Certificates
+) -> None:
+    async with RawEngine(says(b"")) as engine:
+        async with over_tls(tmp_path, certs, [engine.address]) as (proxy, http):
+            at = int(proxy.server.url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", at, ssl=certs.client())
+            tls = writer.get_extra_info("ssl_object")
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
+            writer.write(head)
+            assert tls.version() == "TLSv1.3"
+            with suppress(OSError):
+                for _ in range(SMALL_RECORDS // 4):
+                    for _ in range(8):
+                        writer.write(b" ")
+                    await writer.drain()
+                await reader.read()
+            writer.transport.abort()
+            await until(
+                lambda: proxy.metric("client_errors_total", reason=Refusal.RECORDS) == 1, "ended"
+            )
+            async with http.get("/live") as response:
+                assert response.status == 200
+
+
+async def test_an_instance_of_empty_records_is_refused(tmp_path: Path, certs: Certificates) -> None:
+    context = certs.server("127.0.0.1")
+    context.num_tickets = 1000
+    async with RawEngine(says(b"")) as engine, tunnel(engine.port, context) as port:
+        instance = f"https://127.0.0.1:{port}"
+        async with ServedProxy(tmp_path / "log", [instance], instance_ca=certs.ca) as proxy:
+            (member,) = proxy.router.known.fleet.members()
+            await until(partial(judged, member.health), "probed")
+            assert "too many TLS records" in str(member.health.last_error)
+
+
+async def test_a_handshake_of_a_long_chain_is_not_read(tmp_path: Path, certs: Certificates) -> None:
+    async with RawEngine(says(b"")) as engine:
+        async with over_tls(tmp_path, certs, [engine.address], tls_client_ca=certs.ca) as served:
+            proxy, _ = served
+            cert, key = certs.leaf("chained", "someone")
+            one = cert.read_bytes()
+            short, long = tmp_path / "short.pem", tmp_path / "long.pem"
+            short.write_bytes(one * 3)
+            long.write_bytes(one * (2 * secured.HANDSHAKE_BYTES * 4 // 3 // len(one)))
+            for path, is_refused in ((short, False), (long, True)):
+                connector = aiohttp.TCPConnector(ssl=certs.client((path, key)))
+                async with aiohttp.ClientSession(proxy.server.url, connector=connector) as mine:
+                    assert await refused(mine.get("/live")) == is_refused
+            await until(lambda: proxy.metric("tls_handshakes_failed_total", reason="failed") > 0)

@@ -1,0 +1,360 @@
+"""TLS over a plain connection of the event loop, in pieces that hold nobody up.
+
+The event loop's own TLS reads 256 KiB and decrypts it in one turn, whatever is in it, and keeps a
+buffer of that size for each connection. Here all connections read into one buffer. A turn takes
+some records of it, and a connection with too many for their content is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import cast
+
+from proxy.net.tls_records import SmallRecordsError, TlsRecords
+
+READ_BYTES = 49152
+"""Most bytes of one read. With the rest of an earlier record they fit into 64 KiB, an instance's
+buffer, when they are decrypted."""
+TURN_RECORDS = 64
+"""Most records of one turn."""
+RECORD_BYTES = SLICE_BYTES = 16384
+"""Most bytes of a record's content. So many are encrypted or decrypted in a step: OpenSSL's buffers
+stay as long as they have ever been."""
+HANDSHAKE_BYTES = 16384
+"""Most bytes of the other side's handshake. OpenSSL takes a millisecond for each 1,000 bytes of a
+chain of unknown certificates, and would take 100 KiB."""
+_reads = memoryview(bytearray(READ_BYTES))
+
+
+class Secured(asyncio.BufferedProtocol):
+    """TLS on one connection: the protocol of its plain transport, and a transport itself.
+
+    `make_protocol` makes the protocol behind it once the handshake is over. `on_shaken` is called
+    at the handshake's end, with the error if it failed.
+    """
+
+    __slots__ = (
+        "_error",
+        "_incoming",
+        "_is_closing",
+        "_is_due",
+        "_is_paused",
+        "_is_shaken",
+        "_left",
+        "_loop",
+        "_make_protocol",
+        "_on_shaken",
+        "_outgoing",
+        "_protocol",
+        "_records",
+        "_rest",
+        "_tls",
+        "_wire",
+    )
+
+    def __init__(
+        self,
+        secure: ssl.SSLContext,
+        make_protocol: Callable[[], asyncio.BaseProtocol],
+        on_shaken: Callable[[Secured, OSError | None], None],
+        server_hostname: str | None = None,
+    ) -> None:
+        """`server_hostname`: the name to verify; None: the other side is the client."""
+        self._make_protocol, self._on_shaken = make_protocol, on_shaken
+        self._loop = asyncio.get_running_loop()
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = secure.wrap_bio(
+            self._incoming,
+            self._outgoing,
+            server_side=server_hostname is None,
+            server_hostname=server_hostname,
+        )
+        self._records = TlsRecords(self._loop.time())
+        self._protocol: asyncio.BaseProtocol | None = None
+        self._error: OSError | None = None
+        self._is_shaken = self._is_closing = self._is_paused = self._is_due = False
+        self._left = HANDSHAKE_BYTES
+        self._rest = memoryview(b"")
+        self._wire: asyncio.Transport
+
+    # The protocol of the plain transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected: the client begins the handshake."""
+        # uvloop's is no subclass of asyncio.Transport
+        self._wire = cast(asyncio.Transport, transport)
+        self._shake()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """The buffer of the next read, used before anything else can read."""
+        del sizehint
+        return _reads
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """`nbytes` were read."""
+        data = _reads[:nbytes]
+        at = self._take(data)
+        if at < nbytes:
+            self._rest = memoryview(bytes(data[at:]))
+        if (at < nbytes or nbytes == READ_BYTES) and not self._is_closing:
+            self._wire.pause_reading()
+            self._go_on_soon()
+
+    def eof_received(self) -> bool:
+        """The other side has closed without a goodbye: so does this one."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The plain connection is closed."""
+        self._is_closing = True
+        self._rest = memoryview(b"")
+        if self._protocol is None:
+            self._fail_handshake(ConnectionResetError("closed within the TLS handshake"))
+        else:
+            self._protocol.connection_lost(self._error or exc)
+
+    def pause_writing(self) -> None:
+        """The other side reads less than is written."""
+        if self._protocol is not None:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The other side reads again."""
+        if self._protocol is not None:
+            self._protocol.resume_writing()
+
+    # Reading.
+
+    def _go_on_soon(self) -> None:
+        if not (self._is_due or self._is_paused):
+            self._is_due = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Take what waits; when nothing does, read again."""
+        self._is_due = False
+        if not self.is_reading():
+            return
+        self._rest = self._rest[self._take(self._rest) :]
+        if self._rest:
+            self._go_on_soon()
+        elif self.is_reading():
+            self._wire.resume_reading()
+
+    def _take(self, data: memoryview) -> int:
+        """Take the records of one turn; where they end."""
+        at, left, size = 0, TURN_RECORDS, len(data)
+        while at < size and left > 0 and self.is_reading():
+            most = left if self._is_shaken else 1
+            end = self._records.cut(data[: at + SLICE_BYTES], at, most)
+            left -= self._records.ended
+            self._incoming.write(data[at:end])
+            if self._is_shaken:
+                self._read()
+                if self._records.is_hollow:
+                    left = 0
+            else:
+                self._left -= end - at
+                self._shake()
+            at = end
+        return at
+
+    def _shake(self) -> None:
+        """Go on with the handshake."""
+        try:
+            if self._left < 0:
+                raise ssl.SSLError("the handshake is too long")
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return
+        except ssl.SSLError as error:
+            self._flush()
+            self._is_closing = True
+            self._wire.close()
+            self._fail_handshake(error)
+            return
+        self._is_shaken = True
+        self._flush()
+        self._protocol = self._make_protocol()
+        self._on_shaken(self, None)
+        self._protocol.connection_made(cast(asyncio.Transport, self))
+
+    def _fail_handshake(self, error: OSError) -> None:
+        if self._error is None:
+            self._error = error
+            self._on_shaken(self, error)
+
+    def _read(self) -> None:
+        """Decrypt what is there, and pass it on."""
+        protocol = self._protocol
+        if isinstance(protocol, asyncio.BufferedProtocol):
+            is_open = self._read_into(protocol)
+        else:
+            is_open = self._read_for(cast(asyncio.Protocol, protocol))
+        if self._outgoing.pending:
+            self._flush()
+        if not is_open and not self._is_closing:
+            assert protocol is not None
+            cast(asyncio.Protocol, protocol).eof_received()
+            self.close()
+
+    def _read_for(self, protocol: asyncio.Protocol) -> bool:
+        tls, incoming = self._tls, self._incoming
+        pieces: list[bytes] = []
+        is_open = True
+        try:
+            while incoming.pending or tls.pending():
+                if not (piece := tls.read(RECORD_BYTES)):
+                    is_open = False
+                    break
+                pieces.append(piece)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self._fail(error)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if self._is_paid(len(pieces), len(data)) and data:
+            protocol.data_received(data)
+        return is_open
+
+    def _read_into(self, protocol: asyncio.BufferedProtocol) -> bool:
+        tls, incoming = self._tls, self._incoming
+        buffer = cast(memoryview, protocol.get_buffer(-1))
+        pieces = size = 0
+        is_open = True
+        try:
+            while incoming.pending or tls.pending():
+                # typeshed knows no memoryview here, nor that a number is returned
+                read = cast(int, tls.read(RECORD_BYTES, cast(bytearray, buffer[size:])))
+                if not read:
+                    is_open = False
+                    break
+                pieces += 1
+                size += read
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self._fail(error)
+        if self._is_paid(pieces, size) and size:
+            protocol.buffer_updated(size)
+        return is_open
+
+    def _is_paid(self, pieces: int, size: int) -> bool:
+        """Charge the records of this step; False if the connection has ended."""
+        if self._is_closing:
+            return False
+        try:
+            self._records.charge(pieces, size, self._loop.time())
+        except SmallRecordsError as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _fail(self, error: OSError) -> None:
+        """End the connection for an error; the other side is told."""
+        self._error = self._error or error
+        self._flush()
+        self.abort()
+
+    def _flush(self) -> None:
+        if self._outgoing.pending and not self._wire.is_closing():
+            self._wire.write(self._outgoing.read())
+
+    # The transport of the protocol behind it.
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Encrypt and send; nothing, once it is closed."""
+        if self._is_closing:
+            return
+        try:
+            if len(data) <= RECORD_BYTES:
+                if data:
+                    self._tls.write(data)
+                    self._wire.write(self._outgoing.read())
+                return
+            view = memoryview(data)
+            for at in range(0, len(view), RECORD_BYTES):
+                self._tls.write(view[at : at + RECORD_BYTES])
+                self._wire.write(self._outgoing.read())
+        except ssl.SSLError as error:
+            self._fail(error)
+
+    def writelines(self, list_of_data: list[bytes | bytearray | memoryview]) -> None:
+        """Encrypt and send all of them."""
+        for data in list_of_data:
+            self.write(data)
+
+    def can_write_eof(self) -> bool:
+        """False: TLS has no end of one direction that all sides understand."""
+        return False
+
+    def close(self) -> None:
+        """Say goodbye, and close when all is sent."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        with suppress(ssl.SSLError):  # the other side has not said goodbye
+            self._tls.unwrap()
+        self._flush()
+        self._wire.close()
+
+    def abort(self) -> None:
+        """Close at once, without a goodbye."""
+        self._is_closing = True
+        self._wire.abort()
+
+    def is_closing(self) -> bool:
+        """Whether nothing is written any more."""
+        return self._is_closing or self._wire.is_closing()
+
+    def pause_reading(self) -> None:
+        """Pass nothing on until `resume_reading`."""
+        self._is_paused = True
+        if not self._is_closing:
+            self._wire.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Pass on again, from the next turn on."""
+        self._is_paused = False
+        if not self._is_closing:
+            self._go_on_soon()
+
+    def is_reading(self) -> bool:
+        """Whether what comes is passed on."""
+        return not (self._is_paused or self._is_closing)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Pass everything to another protocol from now on."""
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol | None:
+        """The protocol behind it; None before the end of the handshake."""
+        return self._protocol
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        """What is known of the connection: of TLS, else of the plain transport."""
+        if name == "ssl_object":
+            return self._tls
+        if name == "sslcontext":
+            return self._tls.context
+        if name == "peercert":
+            return self._tls.getpeercert()
+        if name == "cipher":
+            return self._tls.cipher()
+        return self._wire.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that are written and not sent."""
+        return self._wire.get_write_buffer_size()
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """Low and high mark of them."""
+        return self._wire.get_write_buffer_limits()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set these marks."""
+        self._wire.set_write_buffer_limits(high, low)

@@ -1,0 +1,243 @@
+"""TLS in turns: what one turn takes, what is left for the next, and how a connection ends."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any, cast
+
+import pytest
+
+from proxy.net import secured
+from proxy.net.secured import READ_BYTES, TURN_RECORDS, Secured
+from tests.support.certificates import Certificates
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("ca"))
+
+
+class Wire:
+    """A plain transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.is_reading, self.is_closed, self.is_aborted = True, False, False
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def take(self) -> bytes:
+        sent, self.sent = self.sent, b""
+        return sent
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = self.is_aborted = True
+
+
+class Behind(asyncio.Protocol):
+    """The protocol behind TLS: keeps each piece."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.ends: list[Any] = []
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.pieces.append(data)
+
+    def eof_received(self) -> None:
+        self.ends.append("eof")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ends.append(exc)
+
+
+class Pair:
+    """A connection under test as a server, and a client in memory."""
+
+    def __init__(self, certs: Certificates) -> None:
+        self.wire, self.behind = Wire(), Behind()
+        self.shaken: list[OSError | None] = []
+        self.under_test = Secured(
+            certs.server("x"), lambda: self.behind, lambda _, error: self.shaken.append(error)
+        )
+        self._to, self._from = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.client = certs.client().wrap_bio(self._to, self._from, server_hostname="x")
+        self.under_test.connection_made(cast(asyncio.Transport, self.wire))
+
+    def shake(self) -> Pair:
+        while True:
+            try:
+                self.client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self.pass_on(self._from.read())
+                self._to.write(self.wire.take())
+        self.pass_on(self._from.read())
+        self._to.write(self.wire.take())
+        assert self.shaken == [None]
+        return self
+
+    def records(self, *contents: bytes) -> bytes:
+        for content in contents:
+            self.client.write(content)
+        return self._from.read()
+
+    def pass_on(self, data: bytes) -> None:
+        """One read of the event loop."""
+        self.under_test.get_buffer(-1)[: len(data)] = data
+        self.under_test.buffer_updated(len(data))
+
+    def answer(self) -> bytes:
+        self._to.write(self.wire.take())
+        return self.client.read(1 << 20)
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_turn_takes_some_records_and_the_next_ones_the_rest(certs: Certificates) -> None:
+    pair = Pair(certs).shake()
+    content = [b"%d," % n for n in range(1000)]
+    pair.pass_on(pair.records(*content))
+    assert len(pair.behind.pieces) == 1
+    assert pair.behind.pieces[0].count(b",") == TURN_RECORDS
+    assert not pair.wire.is_reading, "nothing is read while something waits"
+    await turns(1)
+    assert b"".join(pair.behind.pieces).count(b",") == 2 * TURN_RECORDS
+    await turns(1000 // TURN_RECORDS)
+    assert b"".join(pair.behind.pieces) == b"".join(content)
+    assert pair.wire.is_reading
+
+
+async def test_any_segmentation_passes_the_same_on(certs: Certificates) -> None:
+    pair = Pair(certs).shake()
+    content = [bytes([n % 251]) * (n * 37 % 3000 + 1) for n in range(60)]
+    wire = pair.records(*content)
+    for at in range(0, len(wire), 777):
+        pair.pass_on(wire[at : at + 777])
+    await turns(2)
+    assert b"".join(pair.behind.pieces) == b"".join(content)
+
+
+async def test_a_full_read_gives_others_a_turn(certs: Certificates) -> None:
+    pair = Pair(certs).shake()
+    wire = pair.records(bytes(10 * READ_BYTES))
+    pair.pass_on(wire[:READ_BYTES])
+    assert not pair.wire.is_reading
+    await turns(1)
+    assert pair.wire.is_reading
+
+
+async def test_nothing_is_passed_on_while_reading_is_paused(certs: Certificates) -> None:
+    pair = Pair(certs).shake()
+    pair.pass_on(pair.records(*[b"x"] * (2 * TURN_RECORDS)))
+    pair.under_test.pause_reading()
+    await turns(5)
+    assert len(pair.behind.pieces) == 1
+    pair.under_test.resume_reading()
+    await turns(3)
+    assert b"".join(pair.behind.pieces) == b"x" * (2 * TURN_RECORDS)
+    assert pair.wire.is_reading
+
+
+async def test_what_is_written_arrives(certs: Certificates) -> None:
+    pair = Pair(certs).shake()
+    sent = b"short" + bytes(100_000) + b"ab"
+    pair.under_test.write(b"short")
+    pair.under_test.write(b"")
+    pair.under_test.write(bytes(100_000))
+    pair.under_test.writelines([b"a", b"b"])
+    received = b""
+    while len(received) < len(sent):
+        received += pair.answer()
+    assert received == sent
+
+
+async def test_a_goodbye_is_answered(certs: Certificates) -> None:
+    pair = Pair(certs).shake()
+    pair.client.write(b"last")
+    with pytest.raises(ssl.SSLWantReadError):
+        pair.client.unwrap()
+    pair.pass_on(pair.records())
+    assert pair.behind.pieces == [b"last"]
+    assert pair.behind.ends == ["eof"]
+    assert pair.wire.is_closed
+    assert not pair.wire.is_aborted
+    pair._to.write(pair.wire.take())
+    pair.client.unwrap()
+
+
+async def test_closing_says_goodbye_and_aborting_does_not(certs: Certificates) -> None:
+    for end, is_said in ((Secured.close, True), (Secured.abort, False)):
+        pair = Pair(certs).shake()
+        end(pair.under_test)
+        assert pair.wire.is_closed
+        assert bool(pair.wire.sent) == is_said
+        assert pair.under_test.is_closing()
+        pair.under_test.write(b"late")
+        pair.under_test.connection_lost(None)
+        assert pair.behind.ends == [None]
+
+
+async def test_a_forged_record_ends_it_with_the_error(certs: Certificates) -> None:
+    pair = Pair(certs).shake()
+    wire = bytearray(pair.records(b"forged"))
+    wire[-1] ^= 1
+    pair.pass_on(bytes(wire))
+    assert pair.wire.is_aborted
+    assert pair.behind.pieces == []
+    pair.under_test.connection_lost(None)
+    assert isinstance(pair.behind.ends[0], ssl.SSLError)
+
+
+async def test_a_handshake_that_breaks_is_told_once(certs: Certificates) -> None:
+    pair = Pair(certs)
+    pair.pass_on(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    pair.under_test.connection_lost(None)
+    assert len(pair.shaken) == 1
+    assert isinstance(pair.shaken[0], ssl.SSLError)
+    lost = Pair(certs)
+    lost.under_test.connection_lost(None)
+    assert isinstance(lost.shaken[0], ConnectionResetError)
+
+
+async def test_a_long_handshake_is_not_read(
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secured, "HANDSHAKE_BYTES", 100)
+    pair = Pair(certs)
+    with pytest.raises(ssl.SSLWantReadError):
+        pair.client.do_handshake()
+    pair.pass_on(pair.records())
+    assert "too long" in str(pair.shaken[0])
+    assert pair.wire.is_closed
+
+
+async def test_it_tells_of_tls(certs: Certificates) -> None:
+    pair = Pair(certs).shake()
+    told = pair.under_test.get_extra_info
+    assert cast(Any, told("ssl_object")).version() == "TLSv1.3"
+    assert isinstance(told("sslcontext"), ssl.SSLContext)
+    assert cast(Any, told("cipher"))[1] == "TLSv1.3"
+    assert told("peercert") is None
+    assert not pair.under_test.can_write_eof()
