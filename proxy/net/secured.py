@@ -37,6 +37,7 @@ class Secured(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
+        "_begun",
         "_error",
         "_incoming",
         "_is_closing",
@@ -45,8 +46,6 @@ class Secured(asyncio.BufferedProtocol):
         "_is_shaken",
         "_left",
         "_loop",
-        "_make_protocol",
-        "_on_shaken",
         "_outgoing",
         "_protocol",
         "_records",
@@ -63,7 +62,8 @@ class Secured(asyncio.BufferedProtocol):
         server_hostname: str | None = None,
     ) -> None:
         """`server_hostname`: the name to verify; None: the other side is the client."""
-        self._make_protocol, self._on_shaken = make_protocol, on_shaken
+        self._begun: tuple[Callable[..., asyncio.BaseProtocol], Callable[..., None]] | None
+        self._begun = make_protocol, on_shaken
         self._loop = asyncio.get_running_loop()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = secure.wrap_bio(
@@ -111,10 +111,11 @@ class Secured(asyncio.BufferedProtocol):
         """The plain connection is closed."""
         self._is_closing = True
         self._rest = memoryview(b"")
-        if self._protocol is None:
-            self._fail_handshake(ConnectionResetError("closed within the TLS handshake"))
+        protocol, self._protocol = self._protocol, None  # they refer to each other
+        if protocol is not None:
+            protocol.connection_lost(self._error or exc)
         else:
-            self._protocol.connection_lost(self._error or exc)
+            self._end_handshake(ConnectionResetError("closed within the TLS handshake"))
 
     def pause_writing(self) -> None:
         """The other side reads less than is written."""
@@ -175,18 +176,24 @@ class Secured(asyncio.BufferedProtocol):
             self._flush()
             self._is_closing = True
             self._wire.close()
-            self._fail_handshake(error)
+            self._end_handshake(error)
             return
         self._is_shaken = True
         self._flush()
-        self._protocol = self._make_protocol()
-        self._on_shaken(self, None)
-        self._protocol.connection_made(cast(asyncio.Transport, self))
+        self._end_handshake(None)
 
-    def _fail_handshake(self, error: OSError) -> None:
-        if self._error is None:
-            self._error = error
-            self._on_shaken(self, error)
+    def _end_handshake(self, error: OSError | None) -> None:
+        """Tell of the handshake's end, once; if it is done, there is a protocol from now on."""
+        if self._begun is None:
+            return
+        make_protocol, on_shaken = self._begun
+        self._begun = None
+        if error is None:
+            self._protocol = make_protocol()
+            on_shaken(self, None)
+            self._protocol.connection_made(cast(asyncio.Transport, self))
+        else:
+            on_shaken(self, error)
 
     def _read(self) -> None:
         """Decrypt what is there, and pass it on."""

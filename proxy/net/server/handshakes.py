@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from typing import cast
 
 from proxy.net.secured import Secured
 from proxy.net.tls import HandshakeEnd
@@ -34,14 +35,15 @@ class Handshakes:
         self._make_protocol, self._room, self._on_failed = make_protocol, room, on_failed
         self._running: dict[Secured, asyncio.TimerHandle] = {}
 
-    def begin(self, secure: ssl.SSLContext) -> asyncio.BaseProtocol:
-        """Begin the handshake of a TCP connection: its protocol."""
+    def begin(self, transport: asyncio.Transport, secure: ssl.SSLContext) -> None:
+        """Begin the handshake of a TCP connection from which nothing was read yet."""
         while self._running and len(self._running) >= self._room():
             self._end(next(iter(self._running)), HandshakeEnd.DISPLACED)
         made = Secured(secure, self._make_protocol, self._shaken)
         loop = asyncio.get_running_loop()
         self._running[made] = loop.call_later(HANDSHAKE_S, self._end, made, HandshakeEnd.LATE)
-        return made
+        transport.set_protocol(made)
+        made.connection_made(transport)
 
     def _shaken(self, connection: Secured, error: OSError | None) -> None:
         timer = self._running.pop(connection, None)
@@ -54,3 +56,19 @@ class Handshakes:
         self._running.pop(connection).cancel()
         self._on_failed(end)
         connection.abort()
+
+
+class SecuredConnection(asyncio.Protocol):
+    """A new TCP connection to a port that speaks TLS: passed on to its handshake at once.
+
+    Its handshake begins when the connection is made, not when its protocol is: of a burst the loop
+    makes all protocols first.
+    """
+
+    def __init__(self, handshakes: Handshakes, secure: ssl.SSLContext) -> None:
+        self._handshakes, self._secure = handshakes, secure
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake, before any byte is read."""
+        # uvloop's is no subclass of asyncio.Transport
+        self._handshakes.begin(cast(asyncio.Transport, transport), self._secure)

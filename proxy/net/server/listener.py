@@ -22,7 +22,7 @@ import orjson
 from aiohttp import web
 
 from proxy.net.server.aiohttp_adapter import AiohttpServer, AiohttpSite
-from proxy.net.server.handshakes import Handshakes
+from proxy.net.server.handshakes import Handshakes, SecuredConnection
 from proxy.net.server.responses import REQUEST_ID, new_id
 from proxy.net.tls import HandshakeEnd
 from proxy.protocol.errors import overloaded
@@ -66,10 +66,10 @@ class Site(AiohttpSite):
         )
         return server
 
-    def _accepted(self) -> asyncio.BaseProtocol:
+    def _accepted(self) -> asyncio.Protocol:
         """The protocol of a new TCP connection."""
         secure = self.ssl_context
-        return self._answerer() if secure is None else self._handshakes.begin(secure)
+        return self._answerer() if secure is None else SecuredConnection(self._handshakes, secure)
 
     def exchange(self, secure: ssl.SSLContext) -> None:
         """Accept with another TLS context from now on."""

@@ -383,3 +383,22 @@ async def test_a_handshake_of_a_long_chain_is_not_read(tmp_path: Path, certs: Ce
                 async with aiohttp.ClientSession(proxy.server.url, connector=connector) as mine:
                     assert await refused(mine.get("/live")) == is_refused
             await until(lambda: proxy.metric("tls_handshakes_failed_total", reason="failed") > 0)
+
+
+async def test_of_a_burst_of_silent_clients_the_oldest_make_room(
+    tmp_path: Path, certs: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with RawEngine(says(b"")) as engine:
+        async with over_tls(tmp_path, certs, [engine.address], max_connections=2) as (proxy, http):
+            at = int(proxy.server.url.rpartition(":")[2])
+            opening = (asyncio.open_connection("127.0.0.1", at) for _ in range(60))
+            opened = await asyncio.gather(*opening)
+            await until(
+                lambda: proxy.metric("tls_handshakes_failed_total", reason="displaced") >= 40,
+                "room",
+            )
+            async with http.get("/live") as response:
+                assert response.status == 200
+            for _, writer in opened:
+                writer.transport.abort()
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == []
