@@ -26,6 +26,7 @@ stay as long as they have ever been."""
 HANDSHAKE_BYTES = 16384
 """Most bytes of the other side's handshake. OpenSSL takes a millisecond for each 1,000 bytes of a
 chain of unknown certificates, and would take 100 KiB."""
+_NOTHING = memoryview(b"")
 _reads = memoryview(bytearray(READ_BYTES))
 
 
@@ -42,6 +43,7 @@ class Secured(asyncio.BufferedProtocol):
         "_incoming",
         "_is_closing",
         "_is_due",
+        "_is_made",
         "_is_paused",
         "_is_shaken",
         "_left",
@@ -75,9 +77,10 @@ class Secured(asyncio.BufferedProtocol):
         self._records = TlsRecords(self._loop.time())
         self._protocol: asyncio.BaseProtocol | None = None
         self._error: OSError | None = None
-        self._is_shaken = self._is_closing = self._is_paused = self._is_due = False
+        self._is_shaken = self._is_closing = self._is_paused = False
+        self._is_due = self._is_made = False
         self._left = HANDSHAKE_BYTES
-        self._rest = memoryview(b"")
+        self._rest = _NOTHING
         self._wire: asyncio.Transport
 
     # The protocol of the plain transport.
@@ -86,7 +89,11 @@ class Secured(asyncio.BufferedProtocol):
         """Connected: the client begins the handshake."""
         # uvloop's is no subclass of asyncio.Transport
         self._wire = cast(asyncio.Transport, transport)
-        self._shake()
+        self._is_made = True
+        if self._is_closing:
+            self._wire.abort()
+        else:
+            self._shake()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The buffer of the next read, used before anything else can read."""
@@ -110,7 +117,7 @@ class Secured(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The plain connection is closed."""
         self._is_closing = True
-        self._rest = memoryview(b"")
+        self._rest = _NOTHING
         protocol, self._protocol = self._protocol, None  # they refer to each other
         if protocol is not None:
             protocol.connection_lost(self._error or exc)
@@ -139,7 +146,8 @@ class Secured(asyncio.BufferedProtocol):
         self._is_due = False
         if not self.is_reading():
             return
-        self._rest = self._rest[self._take(self._rest) :]
+        at = self._take(self._rest)
+        self._rest = self._rest[at:] if at < len(self._rest) else _NOTHING
         if self._rest:
             self._go_on_soon()
         elif self.is_reading():
@@ -312,7 +320,8 @@ class Secured(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close at once, without a goodbye."""
         self._is_closing = True
-        self._wire.abort()
+        if self._is_made:
+            self._wire.abort()
 
     def is_closing(self) -> bool:
         """Whether nothing is written any more."""

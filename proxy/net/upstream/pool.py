@@ -145,11 +145,11 @@ class Pool:
         secure = await self._connect_options.tls()
         shaken: asyncio.Future[None] = loop.create_future()
         secured = Secured(secure, lambda: connection, partial(_tell, shaken), self._host)
-        await loop.create_connection(lambda: secured, address, self._port)
         try:
+            await loop.create_connection(lambda: secured, address, self._port)
             await shaken
         finally:
-            if not shaken.done() or shaken.cancelled():
+            if shaken.cancel() or shaken.cancelled():
                 secured.abort()
         return connection
 

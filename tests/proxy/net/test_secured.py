@@ -241,3 +241,15 @@ async def test_it_tells_of_tls(certs: Certificates) -> None:
     assert cast(Any, told("cipher"))[1] == "TLSv1.3"
     assert told("peercert") is None
     assert not pair.under_test.can_write_eof()
+
+
+async def test_what_was_given_up_before_it_was_made_is_aborted(certs: Certificates) -> None:
+    shaken: list[OSError | None] = []
+    given_up = Secured(certs.client(), Behind, lambda _, error: shaken.append(error), "x")
+    given_up.abort()
+    wire = Wire()
+    given_up.connection_made(cast(asyncio.Transport, wire))
+    assert wire.is_aborted
+    assert wire.sent == b""
+    given_up.connection_lost(None)
+    assert len(shaken) == 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
+from proxy.net.cheap_tls import by_the_system
 from proxy.net.upstream import pool as pool_module
+from proxy.net.upstream.pool import ConnectOptions, Pool
 from proxy.protocol.errors import UpstreamFailure
-from tests.support.harness import plain, until
+from tests.support.harness import WAIT_S, plain, until
 from tests.support.upstream_peer import OK, Peer, ask, serving
 
 
@@ -77,3 +80,24 @@ async def test_the_last_used_is_used_first() -> None:
         last = upstream._pool._idle[-1]
         await ask(upstream)
         assert last.requests == 2
+
+
+async def test_an_instance_that_never_shakes_hands_is_hung_up_on() -> None:
+    hung_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while await reader.read(65536):
+                pass
+        writer.close()
+        hung_up.set_result(None)
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    pool = Pool(f"https://127.0.0.1:{port}", 0.1, ConnectOptions(by_the_system()))
+    with pytest.raises(UpstreamFailure, match="no connection in time"):
+        await pool.connect()
+    async with asyncio.timeout(WAIT_S):
+        await hung_up
+    assert pool.in_use == 0
+    server.close()
