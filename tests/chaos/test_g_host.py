@@ -553,6 +553,24 @@ async def test_f118_tls_handshakes_that_never_end(rig: Floor, tmp_path: Path) ->
             connection.close()
 
 
+async def test_f182_tls_records_of_a_byte(rig: Floor, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    async with one(rig, tmp_path / "c", "--tls-cert", cert, "--tls-key", key) as (proxy, _):
+        client = await connect(proxy.url)
+        client.send(request(b"{" + b" " * 100_000, {})[:-100_000])
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                for _ in range(1000):
+                    client.send(b" ")
+                await client.writer.drain()
+        with pytest.raises(ConnectionError):
+            await client.get()
+        counted = await proxy.exposition()
+        assert 'client_errors_total{reason="small_records"} 1.0' in counted
+        assert is_fine(await proxy.ask())
+        client.close()
+
+
 def put_at(path: Path, make: Callable[[], object]) -> None:
     """Put something in the place of a log, which the proxy makes anew while nothing is there."""
     while True:
