@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -108,4 +109,5 @@ def main(job: Path) -> int:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # Dynamo's planner tells of every tick
     sys.exit(main(Path(sys.argv[1])))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
-import logging
 import sys
 import types
 from collections.abc import Iterator
@@ -49,7 +48,6 @@ class Preset:
     """
 
     def __init__(self, context: Context, preset: str) -> None:
-        logging.disable(logging.WARNING)
         stand_in()
         from dynamo.replay.planner import prepare_planner_replay
 
