@@ -143,14 +143,19 @@ class Pool:
             await loop.create_connection(lambda: connection, address, self._port)
             return connection
         secure = await self._connect_options.tls()
-        shaken: asyncio.Future[None] = loop.create_future()
+        shaken: asyncio.Future[OSError | None] = loop.create_future()
         secured = Secured(secure, lambda: connection, partial(_tell, shaken), self._host)
+        is_up = False
         try:
             await loop.create_connection(lambda: secured, address, self._port)
-            await shaken
+            error = await shaken
+            is_up = error is None
         finally:
-            if shaken.cancel() or shaken.cancelled():
+            # Whoever is cancelled may be so after the handshake's end, before this has gone on.
+            if not is_up:
                 secured.abort()
+        if error is not None:
+            raise error
         return connection
 
     def _rest(self, connection: UpstreamConnection) -> None:
@@ -193,15 +198,11 @@ class Pool:
         await asyncio.sleep(0)  # lets TLS connections send their close_notify
 
 
-def _tell(shaken: asyncio.Future[None], secured: Secured, error: OSError | None) -> None:
+def _tell(shaken: asyncio.Future[OSError | None], secured: Secured, error: OSError | None) -> None:
     """Tell whoever waits that a handshake is over."""
     del secured
-    if shaken.done():
-        return
-    if error is None:
-        shaken.set_result(None)
-    else:
-        shaken.set_exception(error)
+    if not shaken.done():
+        shaken.set_result(error)
 
 
 def _plain(error: OSError) -> str:

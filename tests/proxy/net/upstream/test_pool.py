@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from proxy.net.cheap_tls import by_the_system
 from proxy.net.upstream import pool as pool_module
 from proxy.net.upstream.pool import ConnectOptions, Pool
 from proxy.protocol.errors import UpstreamFailure
+from tests.support.certificates import Certificates
 from tests.support.harness import WAIT_S, plain, until
 from tests.support.upstream_peer import OK, Peer, ask, serving
 
@@ -101,3 +103,39 @@ async def test_an_instance_that_never_shakes_hands_is_hung_up_on() -> None:
         await hung_up
     assert pool.in_use == 0
     server.close()
+
+
+async def test_a_connect_that_is_cancelled_at_any_turn_leaves_no_connection(
+    tmp_path: Path,
+) -> None:
+    """Also between the handshake's end and the turn in which the caller would be told."""
+    certs = Certificates(tmp_path)
+    open_now: set[asyncio.StreamWriter] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_now.add(writer)
+        with suppress(OSError):
+            await reader.read()
+        open_now.discard(writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=certs.server("127.0.0.1"))
+    port = server.sockets[0].getsockname()[1]
+    pool = Pool(f"https://127.0.0.1:{port}", WAIT_S, ConnectOptions(certs.client()))
+    made = 0
+    for turns in range(80):
+        task = asyncio.create_task(pool.connect())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            (await task).abort()
+            made += 1
+    assert 0 < made < 80, "some are cancelled before their end, and some after"
+    server.close()
+    try:
+        await until(lambda: not open_now, "each has closed")
+    finally:
+        for writer in list(open_now):
+            writer.transport.abort()
+    assert pool.in_use == 0
