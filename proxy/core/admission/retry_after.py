@@ -48,13 +48,15 @@ TENANTS = 1024
 class Promises:
     """What one tenant's refused clients were promised.
 
-    `until_s`: the time up to which capacity is promised. `kept_ratio`: the part of the promises,
-    lately, whose clients came back.
+    `until_s`: the time up to which capacity is promised. `is_sharing`: whether the tenant's weight
+    is among those that share the rate. `kept_ratio`: the part of the promises, lately, whose
+    clients came back.
     """
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.until_s = 0.0
+        self.is_sharing = False
         self.kept_ratio = 1.0
         # Times promised, never before those promised earlier, and the same by request.
         self._promised: deque[tuple[float, int]] = deque()
@@ -139,7 +141,8 @@ class RetryAdvice:
         rate = max(1.0, reject.drain_tps)
         soonest_s = now_s + reject.wait_s + backlog_tokens / rate
         at_s = min(max(soonest_s, own.until_s), now_s + RETRY_AFTER_MAX_S)
-        if own.until_s <= now_s:
+        if not own.is_sharing:
+            own.is_sharing = True
             self._weights += own.weight
             heappush(self._sharing, (at_s, tenant))
         share = own.weight / self._weights
@@ -189,7 +192,7 @@ class RetryAdvice:
         tenant = next(iter(self._tenants))
         left = self._tenants.pop(tenant)
         self._count -= len(left)
-        if any(name == tenant for _, name in self._sharing):
+        if left.is_sharing:
             self._weights -= left.weight
             self._sharing = [each for each in self._sharing if each[1] != tenant]
             heapify(self._sharing)
@@ -202,6 +205,7 @@ class RetryAdvice:
             if own.until_s > now_s:
                 heappush(self._sharing, (own.until_s, tenant))
             else:
+                own.is_sharing = False
                 self._weights -= own.weight
         if not self._sharing:
             self._weights = 0.0

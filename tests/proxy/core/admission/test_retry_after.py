@@ -118,6 +118,18 @@ def test_whatever_comes_or_does_not_the_books_are_bounded(
     assert promises.promises == 0
 
 
+def test_a_tenant_shares_once_however_its_moment_moves() -> None:
+    """A small prompt after huge ones sets it back; a share was noted until the later one."""
+    moved, alone = RetryAdvice(), RetryAdvice()
+    for now_s, tokens in ((0.0, 10**9), (0.3, 10**9), (0.5, 0)):
+        moved.advise(BUSY, tokens, 0, now_s, ("own", None))
+    told = [
+        [one.advise(BUSY, 1000, 0, 31.0, ("own", None)).wait_s for _ in range(3)]
+        for one in (moved, alone)
+    ]
+    assert told[0] == pytest.approx(told[1])
+
+
 @dataclass
 class Others:
     """What another tenant does before and between one's own refusals."""
