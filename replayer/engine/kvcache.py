@@ -92,6 +92,11 @@ class BlockPool:
         return self._unused + self._idle
 
     @property
+    def cached_blocks(self) -> int:
+        """Blocks that a prompt could hit, held or idle."""
+        return len(self._refs)
+
+    @property
     def usage_ratio(self) -> float:
         """Held blocks over all blocks, 0..1 (idle cached blocks count as free, as in vLLM)."""
         return 1.0 - self.free_blocks / self.total

@@ -86,7 +86,10 @@ token."""
 
 
 class Kind(IntEnum):
-    """The purpose of a timer: an arrival, a limit, a scrape, a look, an engine's life, control."""
+    """The purpose of a timer: an arrival, a limit, a scrape, a look, an engine's life, control.
+
+    PLAN, START and GONE are those of a fleet that scales (`replayer.virtual.scaling`).
+    """
 
     ARRIVAL = 0
     GIVE_UP = 1
@@ -101,6 +104,9 @@ class Kind(IntEnum):
     CONTROL = 10
     LOSS = 11
     BACK = 12
+    PLAN = 13
+    START = 14
+    GONE = 15
 
 
 def _no_limit() -> LegLimit:
