@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import orjson
 import pandas as pd
 
+from analysis.bench.phases import phases_of, time_of
 from analysis.measures import METRICS, in_target_time, is_number
-from analysis.phases import phases_of, time_of
 from replayer.arguments import InputError
 
 Summarise = Callable[[Mapping[str, Any], list[dict[str, Any]]], dict[str, Any]]

@@ -8,8 +8,8 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from analysis.bench.phases import PHASES
 from analysis.measures import METRICS
-from analysis.phases import PHASES
 from analysis.report.plots import figures, phase_bars, waterfall
 from analysis.report.tables import (
     COLUMNS,

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from analysis.bench.phases import PHASES
 from analysis.measures import METRICS
-from analysis.phases import PHASES
 
 ALL = "all"
 NO_CLASS = "no class"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from analysis import phases
+from analysis.bench import phases
 from analysis.measures import METRICS, Row, in_target_time, is_good, is_ok, samples_of, spread
 from analysis.report.engine_cache import engine_cache
 from analysis.report.verdict import known_by_counters, known_ratio

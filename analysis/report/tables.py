@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from analysis.bench.phases import PHASES
 from analysis.measures import METRICS, PERCENTS
-from analysis.phases import PHASES
 from analysis.report.verdict import BAD, DOUBTFUL, GOOD, verdict
 
 COLUMNS = ("mean", *(f"p{percent}" for percent in PERCENTS))

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.bench.phases import PHASES
 from analysis.measures import Row
-from analysis.phases import PHASES
 
 GOOD, DOUBTFUL, BAD = "good", "doubtful", "bad"
 KNOWN_RATIO = 0.1

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analysis.phases import PHASES
+from analysis.bench.phases import PHASES
 from analysis.report.plots import axis, phase_bars, waterfall
 from tests.support.runs import placed, run
 

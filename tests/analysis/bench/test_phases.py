@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.phases import PHASES, by_route_class, phases_of, slowest
+from analysis.bench.phases import PHASES, by_route_class, phases_of, slowest
 from tests.support.runs import row
 
 TIMES = ("queued", "decided", "prefill_sent", "prefill_done", "decode_sent", "first_token")
