@@ -16,12 +16,12 @@ from types import FrameType
 
 from rich.console import Console
 
+from analysis.plan.measured import CLAIRVOYANT, STATIC
 from bench.planner import report
 from bench.planner.engine import Engine
 from bench.planner.jobs import Job, LeftOut, PlannerError, Played, Workers
 from bench.planner.judge import ROUTERS
-from bench.planner.loads import LOADS, missing
-from bench.planner.measured import CLAIRVOYANT, STATIC, Result
+from bench.planner.results import Result
 from bench.planner.rules.rivals import RIVALS
 from bench.planner.worker import parts_of
 from bench.routing import engine as profile
@@ -29,6 +29,7 @@ from bench.routing import environments
 from bench.routing.environments import Environment, RoutingError
 from replayer.arguments import OneLineParser, names, not_negative, positive_count
 from replayer.demo.processes import Stopped
+from replayer.loads import LOADS, missing
 
 WORK = Path(".cache/planner")
 REQUIREMENTS = Path(__file__).parent / "requirements-dynamo.txt"

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.plan.measured import Record
+
+BATCH = 48
+"""Decodes in a batch, where work is counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -33,11 +38,12 @@ class Engine:
         """The time of a decode step over so many tokens of KV."""
         return self.step_base_s + self.step_s_per_kv_token * kv_tokens
 
-    def work_s(self, new_tokens: int, context_tokens: int, output_tokens: int, batch: int) -> float:
-        """The engine's time that a request takes in a batch of this size."""
-        kv_tokens = context_tokens + output_tokens / 2
-        token_s = self.step_base_s / batch + self.step_s_per_kv_token * kv_tokens
-        return new_tokens / self.prefill_tps + output_tokens * token_s
+    def work_s(self, one: Record) -> float:
+        """The engine's time that a request takes in a batch of BATCH."""
+        kv_tokens = one.input_tokens + one.output_tokens / 2
+        token_s = self.step_base_s / BATCH + self.step_s_per_kv_token * kv_tokens
+        new_tokens = one.input_tokens - one.reused_tokens
+        return new_tokens / self.prefill_tps + one.output_tokens * token_s
 
     def replay_arguments(self, startup_s: float) -> dict[str, Any]:
         """The replay's `extra_engine_args`; a new engine serves after `startup_s`."""

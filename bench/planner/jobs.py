@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from analysis.plan.measured import Run
 from bench.planner.engine import Engine
-from bench.planner.measured import Run, run_of
+from bench.planner.results import run_of
 
 ROOT = Path(__file__).parents[2]
 ERROR_CHARS = 800

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from analysis.plan.measured import STATIC, Name, Played, measured
 from bench.planner.engine import Engine
-from bench.planner.loads.load import BLOCK_TOKENS, Load, write
-from bench.planner.measured import STATIC, Fleet, Name, Record, Run, measured
+from bench.planner.results import fleet_of, record_of
 from bench.planner.rules.policy import Answer, Context, Policy, Snapshot, Static
+from bench.planner.trace_file import trace_format, write
+from replayer.loads.load import BLOCK_TOKENS, Load
 
 ROUTERS = ("kv_router", "kv_router_queue", "round_robin")
 """Dynamo's default; the same that holds requests back while engines are busy; none."""
@@ -45,15 +48,6 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """A run with its requests, and since when so many engines served."""
-
-    run: Run
-    records: Sequence[Record]
-    ready: Sequence[tuple[float, int]]
-
-
-@dataclass(frozen=True, slots=True)
 class Entry:
     """A policy to be played. `initial` None: the load's own number of engines at the start."""
 
@@ -83,9 +77,9 @@ class Judge:
         finally:
             if hasattr(policy, "close"):
                 policy.close()
-        records = [Record.of(row) for row in result.per_request]
-        fleet = Fleet.of(result.summary, result.lifecycle_operations, recorder.changes)
-        name = Name(entry.policy, entry.settings, startup_s)
+        records = [record_of(row) for row in result.per_request]
+        fleet = fleet_of(result.summary, result.lifecycle_operations, recorder.changes)
+        name = Name(entry.policy, json.dumps(dict(entry.settings), sort_keys=True), startup_s)
         return Played(measured(name, self.load, records, fleet), records, recorder.ready)
 
     def static(self, replicas: int, startup_s: float) -> Played:
@@ -105,7 +99,7 @@ class Judge:
             [str(self._trace)],
             extra_engine_args=dict(context.engine),
             num_workers=initial,
-            trace_format=load.trace_format,
+            trace_format=trace_format(load),
             sla_ttft_ms=context.slo_ttft_ms,
             sla_itl_ms=context.slo_itl_ms,
             capture_per_request=True,

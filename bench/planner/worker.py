@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench.planner import loads
-from bench.planner.clairvoyant import Orders, Search, World
+from analysis.plan.clairvoyant import Orders, Search, World
+from analysis.plan.measured import CLAIRVOYANT, STATIC, Played, Run
 from bench.planner.jobs import Job, LeftOut, line_of
-from bench.planner.judge import Entry, Judge, Played
-from bench.planner.measured import CLAIRVOYANT, STATIC, Run
+from bench.planner.judge import Entry, Judge
 from bench.planner.rules.policy import Schedule
 from bench.planner.rules.rivals import RIVALS
+from replayer import loads
 
 
 def entries(policy: str) -> list[Entry]:
@@ -88,7 +88,7 @@ class Worker:
             entry = Entry(name, partial(Schedule, orders=orders), initial=initial)
             return judge.play(entry, startup_s)
 
-        world = World(load, judge.engine, startup_s, play)
+        world = World(load, judge.engine.work_s, startup_s, play)
         return Search(world, fleets, self._job.effort)
 
 

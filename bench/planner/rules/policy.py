@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bench.planner.engine import Engine
-from bench.planner.loads.load import Load
+from replayer.loads.load import Load
 
 Snapshot = Mapping[str, Any]
 """What Dynamo tells at a tick: all that a policy may look at."""

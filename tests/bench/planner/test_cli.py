@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from analysis.plan.measured import CLAIRVOYANT
 from bench.planner import cli
-from bench.planner.loads import LOADS, SYNTHETIC
-from bench.planner.measured import CLAIRVOYANT, Result
+from bench.planner.results import Result
 from bench.planner.rules.rivals import RIVALS
 from bench.routing import environments
-from tests.bench.planner.runs_for_tests import run
+from replayer.loads import LOADS, SYNTHETIC
+from tests.analysis.plan.runs_for_tests import run
 
 
 def options(*arguments: str) -> cli.Options:

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.analysis.plan.runs_for_tests import record
 from tests.bench.planner.runs_for_tests import ENGINE, written
 
 
 def test_times_follow_from_the_constants() -> None:
     assert ENGINE.prefill_s(2000) == pytest.approx(0.104)
     assert ENGINE.step_s(100_000) == pytest.approx(0.013)
-    # 50 ms of prefill; 100 tokens of (10 ms / 50 + 3e-8 s x 1,050 tokens of context)
-    assert ENGINE.work_s(1000, 1000, 100, 50) == pytest.approx(0.05 + 100 * (2e-4 + 3.15e-5))
+    # 50 ms of prefill; 100 tokens of (10 ms / 48 + 3e-8 s x 1,050 tokens of context)
+    assert ENGINE.work_s(record(0.0)) == pytest.approx(0.05 + 100 * (0.01 / 48 + 3.15e-5))
 
 
 def test_an_engine_that_starts_at_once_has_no_start_up_time(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from bench.planner.jobs import (
     line_of,
     read_line,
 )
-from tests.bench.planner.runs_for_tests import ENGINE, RUN, written
+from tests.analysis.plan.runs_for_tests import RUN
+from tests.bench.planner.runs_for_tests import ENGINE, written
 
 JOB = Job(
     load="step",

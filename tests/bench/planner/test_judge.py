@@ -11,11 +11,11 @@ import pytest
 
 from bench.planner.judge import Entry, Judge, Recorder
 from bench.planner.rules.policy import Rule, Static, View
+from tests.analysis.plan.runs_for_tests import load
 from tests.bench.planner.runs_for_tests import (
     CONTEXT,
     ENGINE,
     engine_row,
-    load,
     snapshot,
     written,
 )

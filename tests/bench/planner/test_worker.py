@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from analysis.plan.measured import Run
 from bench.planner import worker
 from bench.planner.jobs import Job, LeftOut
 from bench.planner.judge import Entry
-from bench.planner.measured import Run
 from bench.planner.rules.policy import Static
-from tests.bench.planner.runs_for_tests import ENGINE, run
+from tests.analysis.plan.runs_for_tests import run
+from tests.bench.planner.runs_for_tests import ENGINE
 
 
 def test_a_rival_s_name_is_all_its_settings() -> None:

@@ -1,7 +1,7 @@
 """What a planner could reach that knows every arrival: a search over numbers of replicas.
 
-A schedule has a number of ready engines per epoch of 30 s. The replay judges each: attainment and
-GPU hours are the replay's, start-up and drain included.
+A schedule has a number of ready engines per epoch of 30 s. A simulation judges each: attainment and
+GPU hours are its own, start-up and drain included.
 
 1. Fixed fleets of every size: who misses the SLO, per epoch and size.
 2. Schedules in proportion to the work that arrives; the proportion moves until the target is just
@@ -24,17 +24,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from bench.planner.engine import Engine
-from bench.planner.judge import Played
-from bench.planner.loads.load import Load
-from bench.planner.measured import CLAIRVOYANT, UNWARNED, Record, Run
+from analysis.plan.measured import CLAIRVOYANT, UNWARNED, Played, Record, Run
+from replayer.loads.load import Load
 
 EPOCH_S = 30.0
 SESSION_EPOCHS = 20
 """Sessions go on after the load's end: so many epochs more."""
 POINT = 0.01
-BATCH = 48
-"""Decodes in a batch, where work is counted."""
 WINDOWS_S = (45.0, 120.0)
 """Windows in which arriving work is smoothed: the one follows bursts, the other does not."""
 BUSY, BUSY_STEP, LEAST_STEP, LEAST_BUSY = 0.75, 0.16, 0.02, 0.2
@@ -52,7 +48,8 @@ class World:
     """One load with one start-up delay, and the way to play orders on it."""
 
     load: Load
-    engine: Engine
+    work_s: Callable[[Record], float]
+    """An engine's time that a request takes, beside others."""
     startup_s: float
     play: Callable[[str, Orders, int], Played]
     """Of a name, orders, and engines at the start."""
@@ -74,14 +71,12 @@ def missed_per_epoch(load: Load, records: Sequence[Record], epochs: int) -> list
 
 
 def arriving_work(
-    engine: Engine, records: Sequence[Record], window_s: float, epochs: int
+    work_s: Callable[[Record], float], records: Sequence[Record], window_s: float, epochs: int
 ) -> list[float]:
     """Seconds of an engine that arrive per second, around the middle of each epoch."""
     arrived_s = [0.0] * (int(epochs * EPOCH_S) + 1)
     for one in records:
-        new_tokens = one.input_tokens - one.reused_tokens
-        at = min(len(arrived_s) - 1, int(one.arrival_s))
-        arrived_s[at] += engine.work_s(new_tokens, one.input_tokens, one.output_tokens, BATCH)
+        arrived_s[min(len(arrived_s) - 1, int(one.arrival_s))] += work_s(one)
     middles_s = [(epoch + 0.5) * EPOCH_S for epoch in range(epochs)]
     return [_mean_around(arrived_s, middle_s, window_s) for middle_s in middles_s]
 
@@ -195,7 +190,7 @@ def neighbours(counts: Counts, least: int) -> Iterator[Counts]:
 
 
 class Search:
-    """One search. `effort`: replays of the local search; all before it take about as many."""
+    """One search. `effort`: runs of the local search; all before it take about as many."""
 
     def __init__(self, world: World, fleets: Mapping[int, Played], effort: int) -> None:
         self._world, self._effort = world, effort
@@ -239,7 +234,7 @@ class Search:
 
     def _follow_work(self, window_s: float) -> None:
         world = self._world
-        work = arriving_work(world.engine, self._records, window_s, world.epochs)
+        work = arriving_work(world.work_s, self._records, window_s, world.epochs)
         busy, step = BUSY, BUSY_STEP
         for _ in range(max(4, self._effort // 4)):
             run = self._play(in_proportion(work, busy, world))

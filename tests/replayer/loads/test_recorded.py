@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.planner.loads import make, recorded
+from replayer.loads import make, recorded
 from tests.bench.planner.runs_for_tests import written
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from bench.planner.loads import SYNTHETIC, synthetic
-from bench.planner.loads.load import Load
+from replayer.loads import SYNTHETIC, synthetic
+from replayer.loads.load import Load
 
 
 def rate_rps(load: Load, begin_s: float, end_s: float) -> float:

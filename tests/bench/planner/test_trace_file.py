@@ -6,20 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.planner.loads import LOADS, SYNTHETIC, make, missing
-from bench.planner.loads.load import Blocks, Load, Request, Turn, write
-from tests.bench.planner.runs_for_tests import load
+from bench.planner.trace_file import trace_format, write
+from replayer.loads.load import Load, Request, Turn
+from tests.analysis.plan.runs_for_tests import load
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_prompts_share_nothing() -> None:
-    blocks = Blocks()
-    assert list(blocks.take(1)) == [0]
-    assert list(blocks.take(513)) == [1, 2]
-    assert list(blocks.take(512)) == [3]
 
 
 def test_a_request_is_a_line_with_its_time_in_milliseconds(tmp_path: Path) -> None:
@@ -33,7 +26,7 @@ def test_a_request_is_a_line_with_its_time_in_milliseconds(tmp_path: Path) -> No
         "hash_ids": [0, 1],
     }
     assert second["timestamp"] == 1500.0
-    assert made.trace_format == "mooncake"
+    assert trace_format(made) == "mooncake"
 
 
 def test_a_turn_waits_for_others(tmp_path: Path) -> None:
@@ -41,14 +34,7 @@ def test_a_turn_waits_for_others(tmp_path: Path) -> None:
     made = Load(name="x", seed=3, requests=[Request(7.0, 10, 2, [4], turn)], end_s=9.0)
     write(made, tmp_path / "trace")
     head, row = lines(tmp_path / "trace")
-    assert made.trace_format == head["schema"].removeprefix("dynamo.") == "agentic_mooncake"
+    assert trace_format(made) == head["schema"].removeprefix("dynamo.") == "agentic_mooncake"
     assert (row["request_id"], row["not_before_ms"], row["hash_ids"]) == ("a1", 7000.0, [4])
     (waits,) = row["dependencies"]
     assert (waits["request_id"], waits["delay_ms"]) == ("a0", 2500.0)
-
-
-def test_only_recorded_loads_need_a_file(tmp_path: Path) -> None:
-    lacking = [name for name in LOADS if missing(name, tmp_path)]
-    assert lacking == [name for name in LOADS if name not in SYNTHETIC]
-    assert missing("agentic", None)
-    assert make("spike", 2, None).seed == 2

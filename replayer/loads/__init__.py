@@ -1,12 +1,12 @@
-"""The loads by name. Each is a function of the seed; recorded ones need a trace's file too."""
+"""Loads whose rate changes, by name, to judge planners by; recorded ones need a trace's file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.planner.loads import recorded, synthetic
-from bench.planner.loads.load import Load
+from replayer.loads import recorded, synthetic
+from replayer.loads.load import Load
 
 SYNTHETIC: dict[str, Callable[[int], Load]] = {
     "ramp": synthetic.ramp,

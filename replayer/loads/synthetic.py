@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 
-from bench.planner.loads.load import Blocks, Load, Request
+from replayer.loads.load import Blocks, Load, Request
 
 RAMP = ((2, 330), (4, 360), (6, 360), (8, 360), (10, 360), (4, 360), (1, 300))
 """llm-d's staged ramp: requests per second, and for how many seconds."""

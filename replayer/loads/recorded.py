@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.planner.loads.load import BLOCK_TOKENS, Blocks, Load, Request, Turn
-from bench.planner.loads.synthetic import DAY_S
+from replayer.loads.load import BLOCK_TOKENS, Blocks, Load, Request, Turn
+from replayer.loads.synthetic import DAY_S
 
 AZURE_CODE = "AzureLLMInferenceTrace_code.csv"
 AZURE_CHAT = "AzureLLMInferenceTrace_conv.csv"

@@ -1,14 +1,15 @@
-"""What a run leaves: a record per request, and the figures that follow from all of them."""
+"""What a run leaves: a record per request, and the figures that follow from all of them.
+
+Two judges make them: Dynamo's replay (`bench.planner`), and our fleet in virtual time. The modules
+`measured`, `clairvoyant` and `score` need no package, as they run in the replay's environment too.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from bench.planner.loads.load import Load
+from replayer.loads.load import Load
 
 BIN_S = 10.0
 """Bins of arrival time. A bin is out of the SLO below BIN_RATIO of requests that keep it."""
@@ -30,21 +31,6 @@ class Record:
     output_tokens: int
     engine: int
 
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Record:
-        """Read a row of Dynamo's report."""
-        is_completed = row["terminal_status"] == "completed"
-        return cls(
-            arrival_s=row["arrival_time_ms"] / 1000,
-            ttft_s=_seconds(row["ttft_ms"]) if is_completed else None,
-            itl_s=_seconds(row["itl_ms"]),
-            last_token_s=_seconds(row["last_token_ms"]),
-            input_tokens=row["input_length"],
-            reused_tokens=row["reused_input_tokens"],
-            output_tokens=row["output_length"],
-            engine=row["decode_worker_idx"],
-        )
-
     def keeps_ttft(self, load: Load) -> bool:
         """Whether the first token came in time."""
         return self.ttft_s is not None and self.ttft_s <= load.slo_ttft_s
@@ -56,10 +42,6 @@ class Record:
     def keeps_slo(self, load: Load) -> bool:
         """Whether both are so."""
         return self.keeps_ttft(load) and self.keeps_itl(load)
-
-
-def _seconds(value_ms: float | None) -> float | None:
-    return None if value_ms is None else value_ms / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +60,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What Dynamo's report says of the fleet: GPU time from order to removal."""
+    """What a run says of its fleet: GPU time from order to removal."""
 
     gpu_s: float
     duration_s: float
@@ -86,26 +68,6 @@ class Fleet:
     drains: Sequence[Drain]
     changes: int
     """Of the replicas wanted."""
-
-    @classmethod
-    def of(cls, summary: Mapping[str, Any], operations: Sequence[Any], changes: int) -> Fleet:
-        """Read the summary and the operations on engines."""
-        drains = [
-            Drain(one["at_ms"] / 1000, frozenset(_engines(one, "worker_draining")))
-            for one in operations
-        ]
-        return cls(
-            gpu_s=summary["decode_worker_seconds"],
-            duration_s=summary["duration_ms"] / 1000,
-            started=sum(len(_engines(one, "worker_starting")) for one in operations),
-            drains=[drain for drain in drains if drain.engines],
-            changes=changes,
-        )
-
-
-def _engines(operation: Mapping[str, Any], transition: str) -> list[int]:
-    steps = operation["transitions"]
-    return [step["worker_id"] for step in steps if step["transition"] == transition]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +110,20 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Played:
+    """A run with its requests, and since when so many engines served."""
+
+    run: Run
+    records: Sequence[Record]
+    ready: Sequence[tuple[float, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Name:
     """What a run is called."""
 
     policy: str
-    settings: Mapping[str, Any]
+    settings: str
     startup_s: float
 
 
@@ -166,7 +137,7 @@ def measured(name: Name, load: Load, records: Sequence[Record], fleet: Fleet) ->
         seed=load.seed,
         startup_s=name.startup_s,
         policy=name.policy,
-        settings=json.dumps(dict(name.settings), sort_keys=True),
+        settings=name.settings,
         requests=n,
         attainment_ratio=sum(one.keeps_slo(load) for one in records) / n,
         ttft_ratio=sum(one.keeps_ttft(load) for one in records) / n,
@@ -195,39 +166,3 @@ def out_of_slo(load: Load, records: Sequence[Record]) -> list[float]:
 
 def _after(out_s: Sequence[float], rise_s: float) -> int:
     return sum(rise_s <= at_s < rise_s + AFTER_RISE_S for at_s in out_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Runs, and what was left out with the reason."""
-
-    runs: list[Run]
-    left_out: dict[str, str]
-
-    @classmethod
-    def load(cls, paths: Sequence[Path]) -> Result:
-        """Read result files, taken together; raises ValueError for another file."""
-        together = cls([], {})
-        for path in paths:
-            try:
-                document = json.loads(path.read_text("utf-8"))
-                together.runs.extend(run_of(row) for row in document["runs"])
-                together.left_out.update(document["left_out"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{path}: not a result of bench-planner: {error}") from None
-        ran = {run.policy for run in together.runs} | {run.load for run in together.runs}
-        return replace(
-            together,
-            left_out={name: why for name, why in together.left_out.items() if name not in ran},
-        )
-
-    def save(self, path: Path) -> None:
-        """Write a result file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        document = {"runs": [asdict(run) for run in self.runs], "left_out": self.left_out}
-        path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-
-
-def run_of(row: Mapping[str, Any]) -> Run:
-    """Read a run as `asdict` wrote it."""
-    return Run(**{field.name: row[field.name] for field in fields(Run)})

@@ -6,7 +6,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from bench.planner.clairvoyant import (
+from analysis.plan.clairvoyant import (
     EPOCH_S,
     Counts,
     Misses,
@@ -21,9 +21,13 @@ from bench.planner.clairvoyant import (
     orders,
     when_needed,
 )
-from bench.planner.judge import Played
-from bench.planner.measured import CLAIRVOYANT, UNWARNED
-from tests.bench.planner.runs_for_tests import ENGINE, load, record, run
+from analysis.plan.measured import CLAIRVOYANT, UNWARNED, Played, Record
+from tests.analysis.plan.runs_for_tests import load, record, run
+
+
+def work_s(_one: Record) -> float:
+    return 0.25
+
 
 MISSED = {1: [0, 0, 50, 50, 0, 0], 2: [0, 0, 9, 9, 0, 0], 3: [0, 0, 0, 0, 0, 0]}
 HOUR = EPOCH_S / 3600
@@ -84,9 +88,9 @@ def test_misses_are_counted_by_arrival() -> None:
 
 def test_work_is_what_arrives_around_an_epoch() -> None:
     records = [record(15.0), record(15.5)]
-    each_s = ENGINE.work_s(1000, 1000, 100, 48)
-    assert arriving_work(ENGINE, records, 30.0, 3) == pytest.approx([2 * each_s / 30, 0.0, 0.0])
-    assert arriving_work(ENGINE, records, 120.0, 3)[1] == pytest.approx(2 * each_s / 91)
+    each_s = 0.25
+    assert arriving_work(work_s, records, 30.0, 3) == pytest.approx([2 * each_s / 30, 0.0, 0.0])
+    assert arriving_work(work_s, records, 120.0, 3)[1] == pytest.approx(2 * each_s / 91)
 
 
 def world(startup_s: float = 0.0, end_s: float = 240.0) -> World:
@@ -110,7 +114,7 @@ def world(startup_s: float = 0.0, end_s: float = 240.0) -> World:
         made_run = run(name, HOUR * sum(counts), sum(good) / epochs)
         return Played(made_run, records, [(at * EPOCH_S, n) for at, n in enumerate(counts)])
 
-    return World(made, ENGINE, startup_s, play)
+    return World(made, work_s, startup_s, play)
 
 
 @pytest.mark.parametrize("startup_s", [0.0, 60.0])

@@ -1,0 +1,1 @@
+"""`analyze plan`: planners in virtual time, beside fixed fleets and a clairvoyant."""
