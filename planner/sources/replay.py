@@ -10,17 +10,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
-from planner.core.budget import Limits
+from planner.core.builtin import COMPONENT, Builtin, limits_of
 from planner.core.perf.capacity import Slo
-from planner.core.pipeline import Pipeline
-from planner.core.predict.plugin import LoadPredict
-from planner.core.propose.load import LoadPropose
-from planner.core.propose.throughput import ThroughputPropose
 from planner.core.rules import DownRule, Rules
-from planner.core.state import PlannerScalingState
 from planner.core.types import Capabilities, Context, Engine, Replicas, Traffic
-
-COMPONENT = "combined"
 
 
 class Site(Protocol):
@@ -46,17 +39,10 @@ class Policy:
             min_endpoint=site.min_replicas,
             **_known(settings),
         )
-        self._state = PlannerScalingState()
-        self.load = LoadPropose(rules, self._state)
-        self.throughput = ThroughputPropose(rules, self._state)
-        plugins = [LoadPredict(rules, self._state)]
-        proposers = [self.load] * rules.load_scaling + [self.throughput] * rules.throughput_scaling
-        limits = Limits({COMPONENT: 1}, {COMPONENT: site.min_replicas}, site.max_replicas)
-        self._pipeline = Pipeline([*plugins, *proposers], limits)
+        limits = limits_of(1, site.min_replicas, site.max_replicas)
+        self.builtin = Builtin(rules, limits)
         self._rules, self._ticks = rules, 0
-        self._interval_s = (
-            rules.load_interval_s if rules.load_scaling else rules.throughput_interval_s
-        )
+        self._interval_s = self.builtin.interval_s
         self._target = site.initial_replicas
         self._traffic: list[tuple[float, Mapping[str, Any]]] = []
 
@@ -69,8 +55,7 @@ class Policy:
         self._ticks += 1
         now_s = self._ticks * self._interval_s
         context = self._context(snapshot, now_s)
-        self._state.learn(context.engines, self._rules.min_observations)
-        outcome = self._pipeline.tick(context)
+        outcome = self.builtin.tick(context)
         wanted = outcome.targets[COMPONENT]
         changed = wanted if wanted != snapshot["non_draining_decode_count"] else None
         self._target = wanted

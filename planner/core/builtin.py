@@ -1,0 +1,42 @@
+"""The founding planner: the builtin plugins in one pipeline over one state, for one component."""
+
+from __future__ import annotations
+
+from planner.core.budget import Limits
+from planner.core.pipeline import Outcome, Pipeline
+from planner.core.predict.plugin import LoadPredict
+from planner.core.propose.load import LoadPropose
+from planner.core.propose.throughput import ThroughputPropose
+from planner.core.rules import Rules
+from planner.core.state import PlannerScalingState
+from planner.core.types import Context
+
+COMPONENT = "combined"
+"""The one component of a fleet whose instances prefill and decode."""
+
+
+class Builtin:
+    """The builtin plugins. `limits`: what none of them gets past."""
+
+    def __init__(self, rules: Rules, limits: Limits) -> None:
+        self.rules, self.state = rules, PlannerScalingState()
+        self.load = LoadPropose(rules, self.state)
+        self.throughput = ThroughputPropose(rules, self.state)
+        proposers = [self.load] * rules.load_scaling + [self.throughput] * rules.throughput_scaling
+        self._pipeline = Pipeline([LoadPredict(rules, self.state), *proposers], limits)
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two ticks."""
+        rules = self.rules
+        return rules.load_interval_s if rules.load_scaling else rules.throughput_interval_s
+
+    def tick(self, context: Context) -> Outcome:
+        """Learn what the instances have shown, and decide."""
+        self.state.learn(context.engines, self.rules.min_observations)
+        return self._pipeline.tick(context)
+
+
+def limits_of(gpus: int, least: int, most: int) -> Limits:
+    """The limits of one component: GPUs per replica, fewest and most replicas."""
+    return Limits({COMPONENT: gpus}, {COMPONENT: least}, gpus * most)
