@@ -1,4 +1,4 @@
-"""The command `analyze`: reports of one run or two, league, elastic, thermal, regret, check.
+"""The command `analyze`: reports of one run or two, league, elastic, thermal, plan, regret, check.
 
 Only the chosen command's module is imported: some of them load pandas, plotly or scipy, which takes
 longer than a small league.
@@ -26,6 +26,10 @@ COMMANDS = {
     "thermal": (
         "analysis.thermal.cli",
         "compare thermal control with none, in virtual time on simulated plants",
+    ),
+    "plan": (
+        "analysis.plan.cli",
+        "compare planners with fixed fleets and a clairvoyant, in virtual time",
     ),
     "regret": ("analysis.regret.regret", "compare policies with an oracle that tries every action"),
     "check": (

@@ -55,7 +55,7 @@ def _declare(parser: argparse.ArgumentParser, field_name: str, default: Any, fou
     shown = default if found.shown is None else found.shown
     if found.name == "":
         given = {} if shown is MISSING else {"default": shown, "nargs": "?"}
-        parser.add_argument(field_name, **more, **given)
+        parser.add_argument(field_name, **{**given, **more})
         return
     name = found.name or field_name.removesuffix("_s").replace("_", "-")
     if "choices" not in more:

@@ -10,10 +10,10 @@ GPU hours are its own, start-up and drain included.
    miss, for a row of prices. What is played corrects the table of misses.
 4. Local search from the cheapest schedule at the target: later rises, earlier falls, lower pieces.
 
-The target is the attainment of the largest fleet less a point. Each row is a schedule that somebody
-could have ordered: the optimum costs at most so much, and nothing proves that it does not cost
-less. `unwarned` is the best schedule, each order given only when it is needed: what foresight is
-worth.
+The target is the attainment of the largest fleet less a point, where none is given. Each row is a
+schedule that somebody could have ordered: the optimum costs at most so much, and nothing proves
+that it does not cost less. `unwarned` is the best schedule, each order given only when it is
+needed: what foresight is worth.
 """
 
 from __future__ import annotations
@@ -192,11 +192,18 @@ def neighbours(counts: Counts, least: int) -> Iterator[Counts]:
 class Search:
     """One search. `effort`: runs of the local search; all before it take about as many."""
 
-    def __init__(self, world: World, fleets: Mapping[int, Played], effort: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        fleets: Mapping[int, Played],
+        effort: int,
+        target_ratio: float | None = None,
+    ) -> None:
         self._world, self._effort = world, effort
         largest = fleets[max(fleets)]
         self._records = largest.records
-        self.target_ratio = largest.run.attainment_ratio - POINT
+        usual = largest.run.attainment_ratio - POINT
+        self.target_ratio = usual if target_ratio is None else target_ratio
         self._misses = Misses(
             {n: self._missed(played.records) for n, played in fleets.items()},
         )

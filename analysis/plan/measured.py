@@ -68,6 +68,10 @@ class Fleet:
     drains: Sequence[Drain]
     changes: int
     """Of the replicas wanted."""
+    broken: int = 0
+    """Requests that an instance left unfinished when it went."""
+    lost_tokens: int = 0
+    """What the prefix caches of those that went had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,10 @@ class Run:
     started: int
     on_drain: int
     lost_on_drain: int
+    broken: int = 0
+    """Requests that a scale-down has cut."""
+    lost_tokens: int = 0
+    """Cached tokens that went with instances; 0 where the judge does not tell."""
     is_best: bool = False
 
     @property
@@ -150,6 +158,8 @@ def measured(name: Name, load: Load, records: Sequence[Record], fleet: Fleet) ->
         started=fleet.started,
         on_drain=len(moved),
         lost_on_drain=sum(not one.keeps_slo(load) for one in moved),
+        broken=fleet.broken,
+        lost_tokens=fleet.lost_tokens,
     )
 
 

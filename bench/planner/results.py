@@ -83,4 +83,4 @@ class Result:
 
 def run_of(row: Mapping[str, Any]) -> Run:
     """Read a run as `asdict` wrote it."""
-    return Run(**{field.name: row[field.name] for field in fields(Run)})
+    return Run(**{field.name: row[field.name] for field in fields(Run) if field.name in row})
