@@ -33,7 +33,7 @@ BETWEEN = {
         *("replayer.virtual", "replayer.engine", "replayer.trace", "replayer.arguments"),
         *("replayer.loads", "replayer.terminal", "planner.core", "planner.sources"),
     ),
-    "planner": ("proxy.core", "replayer.virtual", "replayer.engine", "replayer.loads"),
+    "planner": ("proxy.core", "replayer.virtual", "replayer.engine"),
 }
 """What the packages may import of each other."""
 EXCEPTIONS = {

@@ -36,7 +36,7 @@ def thinned(load: Load, keep: int, seed: int) -> Load:
         unit = str(number) if request.turn is None else request.turn.play
         if units.setdefault(unit, len(units)) % keep == seed % keep:
             kept.append(request)
-    if not kept:
+    if keep > len(units):
         raise InputError(f"--thin: must be at most {len(units)} for {load.name}, not {keep}")
     return replace(load, requests=kept)
 
