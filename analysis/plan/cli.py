@@ -13,10 +13,12 @@ from analysis.bench.runner import Experiment, Result, rows_of, workers
 from analysis.league.fleet import engines, slower
 from analysis.league.profiles import PROFILES
 from analysis.league.simulate import PREFILL_THROUGHPUT
+from analysis.plan import predictors
 from analysis.plan.judge import PLANNERS, Judge, Plant
 from analysis.plan.measured import CLAIRVOYANT, Run
 from analysis.plan.options import PlanOptions
-from analysis.plan.tables import print_plan
+from analysis.plan.predictors import Judged
+from analysis.plan.tables import print_plan, print_predictors
 from analysis.plan.traffic import load_of
 from replayer.arguments import InputError
 from replayer.loads.load import Load
@@ -24,32 +26,47 @@ from replayer.loads.load import Load
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """All policies on one load, drawn by one seed."""
+    """All policies on one load, drawn by one seed, with one start-up delay."""
 
     load: str
     seed: int
+    startup_s: float
+
+
+class Judges:
+    """Makes what plays a load; the last one is kept, with the fixed fleets that it has played."""
+
+    def __init__(self, options: PlanOptions) -> None:
+        self.options = options
+        self._last: tuple[tuple[str, int], Judge] | None = None
+
+    def of(self, load: str, seed: int) -> Judge:
+        """What plays this load."""
+        if self._last is None or self._last[0] != (load, seed):
+            self._last = (load, seed), judge_of(self.options, load, seed)
+        return self._last[1]
 
 
 def run_plan(options: PlanOptions, progress: Callable[[int, int], None]) -> list[Run]:
     """Play all of them; runs do not depend on the number of processes."""
-    options.check(tuple(PLANNERS))
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    tasks = [Task(name, seed) for name in options.loads for seed in seeds]
     for name in options.loads:  # what is wrong is said before the first run
-        load = judge_of(options, Task(name, seeds[0])).load
+        load = judge_of(options, name, options.first_seed).load
         options.fixed(load.min_replicas, load.max_replicas)
-    with workers(min(options.jobs, len(tasks)), _itself, options, options) as compute:
+    tasks = [
+        Task(name, seed, startup_s)
+        for name in options.loads
+        for seed in options.drawn
+        for startup_s in options.startups_s
+    ]
+    here = Judges(options)
+    with workers(min(options.jobs, len(tasks)), Judges, options, here) as compute:
         return list(chain.from_iterable(rows_of(compute(run_task, tasks), len(tasks), progress)))
 
 
-def _itself(options: PlanOptions) -> PlanOptions:
-    return options
-
-
-def run_task(options: PlanOptions, task: Task) -> list[Run]:
+def run_task(judges: Judges, task: Task) -> list[Run]:
     """Play all policies on one load."""
-    judge = judge_of(options, task)
-    return [run for startup_s in options.startups_s for run in _runs(judge, options, startup_s)]
+    judge = judges.of(task.load, task.seed)
+    return list(_runs(judge, judges.options, task.startup_s))
 
 
 def _runs(judge: Judge, options: PlanOptions, startup_s: float) -> Iterator[Run]:
@@ -65,9 +82,9 @@ def _runs(judge: Judge, options: PlanOptions, startup_s: float) -> Iterator[Run]
             yield judge.planner(policy, startup_s).run
 
 
-def judge_of(options: PlanOptions, task: Task) -> Judge:
+def judge_of(options: PlanOptions, name: str, seed: int) -> Judge:
     """Make what plays a load: with the SLO, the bounds and the engines that are asked for."""
-    load = _bounded(load_of(task.load, task.seed, options.traces, options.thin), options)
+    load = _bounded(load_of(name, seed, options.traces, options.thin), options)
     profile = PROFILES[options.profile]
     (engine,) = engines(1, options.kv_tokens, load.block_tokens, profile.kinds[0].options)
     longest = max(one.input_tokens + one.output_tokens for one in load.requests)
@@ -102,7 +119,24 @@ def _bounded(load: Load, options: PlanOptions) -> Load:
 TEXT = "Fleets that scale in virtual time: fixed ones, a search that knows the load, planners."
 
 
+def judged_predictors(options: PlanOptions) -> list[Judged]:
+    """Judge predictors by the arrivals of every load, as far ahead as each start-up takes."""
+    return [
+        predictors.judge(load, predictor, options.interval_s, startup_s)
+        for name in options.loads
+        for seed in options.drawn
+        for load in [load_of(name, seed, options.traces, options.thin)]
+        for startup_s in options.startups_s
+        for predictor in options.judged
+    ]
+
+
 def _perform(options: PlanOptions, console: Console) -> Result:
+    options.check(tuple(PLANNERS))
+    if options.judged:
+        found = judged_predictors(options)
+        print_predictors(found, options.interval_s, console)
+        return Result({"predictors": [asdict(one) for one in found]})
     runs = run_plan(options, Steps("plan"))
     said = print_plan(runs, options.gpus, console)
     return Result({"runs": [asdict(run) for run in runs], "headroom": said})

@@ -12,6 +12,7 @@ from pathlib import Path
 from analysis.bench.options import flag, named
 from analysis.league.profiles import PROFILES
 from analysis.plan.measured import CLAIRVOYANT, STATIC
+from planner.core.predict import PREDICTORS
 from replayer.arguments import (
     InputError,
     count,
@@ -101,6 +102,12 @@ class PlanOptions:
         positive, "seconds to the first token after which a request fails", 60.0
     )
     effort: int = flag(count, "runs of the clairvoyant's local search", 12)
+    predictors: tuple[str, ...] | None = flag(
+        names,
+        f"judges predictors of the arrivals instead: all, or of {', '.join(PREDICTORS)}",
+        None,
+    )
+    interval_s: float = flag(positive, "interval of --predictors, seconds", 30.0)
     traces: Path | None = flag(Path, "folder of recorded loads' traces", None, metavar="DIR")
     jobs: int = flag(positive_count, "worker processes", 1, shown=os.cpu_count() or 1)
     json: Path | None = flag(Path, "file for all runs", None)
@@ -108,6 +115,7 @@ class PlanOptions:
     def check(self, planners: Sequence[str]) -> None:
         """Raise InputError for an unknown name; `planners` are those that are known."""
         named("profile", (self.profile,), PROFILES, InputError)
+        named("predictors", self.predictors or (), ("all", *PREDICTORS), InputError)
         if not self.policies:
             raise InputError("--policies: must not be empty")
         for policy in self.policies:
@@ -117,6 +125,17 @@ class PlanOptions:
                     f"--policies: must be of {', '.join(known)}, {STATIC}-N, {STATIC}-N..M, "
                     f"not {policy}"
                 )
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """Names of the predictors that are asked for."""
+        asked = self.predictors or ()
+        return tuple(PREDICTORS) if "all" in asked else asked
+
+    @property
+    def drawn(self) -> range:
+        """The seeds."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     def fixed(self, least: int, most: int) -> list[int]:
         """Sizes of the fixed fleets that are asked for; InputError for those out of bounds."""

@@ -16,7 +16,7 @@ from tests.analysis.plan.test_traffic import row, written
     [
         *("--startup -1", "--startup x", "--startup ,", "--slo 2", "--slo 2/0", "--slo x/1"),
         *("--attain 0", "--attain 1.1", "--thin 0", "--seeds 0", "--max-replicas 0", "--gpus 0"),
-        *("--effort -1", "--timeout 0", "--jobs 0"),
+        *("--effort -1", "--timeout 0", "--interval 0", "--jobs 0"),
     ],
 )
 def test_bad_options_are_one_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,6 +32,7 @@ def test_bad_options_are_one_line(wrong: str, capsys: pytest.CaptureFixture[str]
     ("words", "told"),
     [
         ("--policies nobody", "analyze: --policies: must be of static, clairvoyant, founding, "),
+        ("--predictors oracle", "analyze: --predictors: must be of all, constant, "),
         ("mooncake", "analyze: mooncake: needs conversation_trace.jsonl in the folder of --traces"),
         ("no.jsonl", "analyze: no.jsonl: "),
     ],
@@ -53,7 +54,7 @@ def test_the_command_prints_its_tables_and_writes_its_runs(
     words = "--startup 0,30 --policies clairvoyant,founding --max-replicas 2 --effort 0"
     assert main(["plan", str(trace), *words.split(), "--jobs", "1", "--json", str(out)]) == 0
     said = capsys.readouterr()
-    assert said.err.startswith("plan: 1 of 1 runs")
+    assert said.err.startswith("plan: 1 of 2 runs")
     assert said.out.count("headroom of t.jsonl, start-up ") == 2
     assert "t.jsonl, start-up 30 s (6 requests)" in said.out
     document = orjson.loads(out.read_bytes())
@@ -62,3 +63,19 @@ def test_the_command_prints_its_tables_and_writes_its_runs(
     }
     assert all(run["broken"] == 0 for run in document["runs"])
     assert len(document["headroom"]) == 2
+
+
+def test_predictors_are_judged_by_arrivals_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = written(tmp_path / "t.jsonl", *(row(5000 * n, [n, n + 90]) for n in range(60)))
+    out = tmp_path / "found.json"
+    words = f"{trace} --predictors constant,kalman --startup 0,60 --json {out}"
+    assert main(["plan", *words.split()]) == 0
+    assert "t.jsonl, intervals of 30 s" in capsys.readouterr().out
+    found = orjson.loads(out.read_bytes())["predictors"]
+    assert [(one["predictor"], one["ahead"]) for one in found] == [
+        *(("constant", 1), ("kalman", 1)),
+        *(("constant", 3), ("kalman", 3)),
+    ]
+    assert all(one["react_s"] is None for one in found)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.plan.cli import Task, judge_of, run_plan
+from analysis.plan.cli import judge_of, run_plan
 from analysis.plan.options import PlanOptions
 from replayer.arguments import InputError
 from tests.analysis.plan.test_traffic import row, written
@@ -29,7 +29,7 @@ def asked(tmp_path: Path) -> PlanOptions:
 def test_every_policy_meets_every_seed_and_delay(asked: PlanOptions) -> None:
     done: list[int] = []
     runs = run_plan(asked, lambda number, of: done.append(10 * number + of))
-    assert done == [12, 22]
+    assert done == [14, 24, 34, 44]
     found = [(run.policy, run.startup_s) for run in runs]
     assert found == [("static:2", 0.0), ("founding", 0.0), ("static:2", 5.0), ("founding", 5.0)] * 2
     assert all(run.attainment_ratio == 1.0 for run in runs)
@@ -43,10 +43,10 @@ def test_a_clairvoyant_brings_the_fixed_fleets_that_it_has_played(asked: PlanOpt
 
 
 def test_the_bounds_and_the_slo_are_those_that_are_asked_for(asked: PlanOptions) -> None:
-    task = Task(asked.loads[0], 1)
-    plain = judge_of(asked, task).load
+    name = asked.loads[0]
+    plain = judge_of(asked, name, 1).load
     assert (plain.max_replicas, plain.initial_replicas, plain.slo_ttft_s) == (10, 3, 2.0)
-    load = judge_of(replace(asked, most=2, slo=(9.0, 0.5)), task).load
+    load = judge_of(replace(asked, most=2, slo=(9.0, 0.5)), name, 1).load
     assert (load.min_replicas, load.max_replicas, load.initial_replicas) == (1, 2, 2)
     assert (load.slo_ttft_s, load.slo_itl_s) == (9.0, 0.5)
 
