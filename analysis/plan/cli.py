@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -97,6 +98,8 @@ def judge_of(options: PlanOptions, name: str, seed: int) -> Judge:
         slower(engine, options.thin) if options.thin > 1 else engine,
         PREFILL_THROUGHPUT / options.thin,
         options.gpus,
+        options.spread,
+        math.inf if options.grace_s is None else options.grace_s,
         options.timeout_s,
         profile.reports_kv,
         profile.options,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,6 +40,10 @@ class Plant:
     engine: EngineOptions
     prefill_tps: float
     gpus: int = 1
+    spread: float = 1.0
+    """p90 of a start-up over its median."""
+    grace_s: float = math.inf
+    """See `ScalingOptions`."""
     timeout_s: float = 60.0
     reports_kv: bool = True
     router: Mapping[str, Any] = field(default_factory=dict)
@@ -108,8 +113,9 @@ class Judge:
             timeout_s=plant.timeout_s,
             reports_kv=plant.reports_kv,
         )
-        start = StartUp(startup_s)
-        scaling = ScalingOptions(plant.engine, start, plant.gpus)
+        p90_s = startup_s * plant.spread if plant.spread > 1.0 else None
+        start = StartUp(startup_s, p90_s, load.seed)
+        scaling = ScalingOptions(plant.engine, start, plant.gpus, plant.grace_s)
         found = simulate_scaled(self._planned, router, options, scaling, scaler)
         records = [record_of(row) for row in found.run.rows]
         run = measured(Name(name, "{}", startup_s), load, records, fleet_of(found, initial))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.bench.options import flag, named
+from analysis.bench.options import UNSET, flag, named
 from analysis.league.profiles import PROFILES
 from analysis.plan.measured import CLAIRVOYANT, STATIC
 from planner.core.predict import PREDICTORS
@@ -71,6 +71,16 @@ class PlanOptions:
     startups_s: tuple[float, ...] = flag(
         _startups, "seconds from an order to a running instance", (0.0, 30.0, 300.0), name="startup"
     )
+    spread: float = flag(
+        positive, "p90 of a start-up over its median, drawn by seed; 1: all alike", 1.0
+    )
+    grace_s: float | None = flag(
+        not_negative,
+        "seconds after which an instance that drains is gone, its streams cut "
+        "(default: once they have ended)",
+        None,
+        shown=UNSET,
+    )
     slo: tuple[float, float] | None = flag(
         _slo, "TTFT/ITL in seconds (default: each load's own)", None, metavar="TTFT/ITL"
     )
@@ -116,6 +126,8 @@ class PlanOptions:
         """Raise InputError for an unknown name; `planners` are those that are known."""
         named("profile", (self.profile,), PROFILES, InputError)
         named("predictors", self.predictors or (), ("all", *PREDICTORS), InputError)
+        if self.spread < 1.0:
+            raise InputError(f"--spread: must be a number >= 1, not {self.spread:g}")
         if not self.policies:
             raise InputError("--policies: must not be empty")
         for policy in self.policies:

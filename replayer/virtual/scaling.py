@@ -2,8 +2,9 @@
 
 An instance is ordered, and joins after its start-up. The proxy uses it once a probe has answered,
 as any that is new. One that is to go drains: it gets nothing new, its streams end there, and only
-then it leaves. With it goes its prefix cache. Orders that are not there yet are cancelled first,
-as Kubernetes deletes pods that are not ready before others. GPU time counts from order to leave.
+then it leaves, or when its grace is over. With it goes its prefix cache. Orders that are not there
+yet are cancelled first, as Kubernetes deletes pods that are not ready before others. GPU time
+counts from order to leave.
 
 The proxy's core is in front as in production. The times are virtual seconds, and nothing is drawn
 but by hash: equal runs are equal.
@@ -55,18 +56,23 @@ class StartUp:
 
 @dataclass(frozen=True, slots=True)
 class ScalingOptions:
-    """What is ordered. `engine`: of each new instance; those of the start are `VirtualOptions`'."""
+    """What is ordered. `engine`: of each new instance; those of the start are `VirtualOptions`'.
+
+    `grace_s`: seconds after which an instance that drains is gone, whatever still runs there.
+    """
 
     engine: EngineOptions
     start: StartUp = field(default_factory=StartUp)
     gpus_per_instance: int = 1
+    grace_s: float = math.inf
 
 
 @dataclass(slots=True)
 class Life:
     """One instance from its order to its end; None: that has not come, seconds.
 
-    `streams`: requests on it when it began to drain. `broken`: those that it left unfinished.
+    `streams`: requests on it when it began to drain. `broken`: those that were there when its grace
+    was over.
     `lost_tokens`: what its prefix cache had when it left.
     """
 
@@ -221,21 +227,23 @@ class ScaledFleet(VirtualFleet):
         ]
 
     def _leave_if_drained(self, number: int, now_s: float) -> None:
-        """Take out an instance that drains once its last request is over."""
+        """Take out an instance that drains once its last request, or its grace, is over."""
         self._advance(number, now_s)
-        name = self.names[number]
-        if not self.known.ledger.load(name).is_idle or self._legs_on(number):
-            self._at(now_s + LOOK_S, Kind.GONE, number)
+        name, life = self.names[number], self.lives[number]
+        left = self._legs_on(number)
+        over_s = (life.drained_s or 0.0) + self._scaling.grace_s
+        is_drained = self.known.ledger.load(name).is_idle and not left
+        if not is_drained and now_s < over_s:
+            self._at(min(now_s + LOOK_S, over_s), Kind.GONE, number)
             return
-        life, engine = self.lives[number], self.engines[number]
         life.left_s, life.lost_tokens = now_s, self._cached_tokens(number)
-        life.broken = len(self._legs_on(number))
-        del self._by_name[name]
-        self._gone.discard(name)
+        life.broken = len(left)
+        self._lose(number, now_s)
+        for names in (self._gone, self._unseen):
+            names.discard(name)
         self._gaps.pop(name, None)
-        self._due_s[number] = math.inf
-        self._count(engine)
         self.known.remove(name)
+        self._peer_gone(name, now_s)
 
     def look(self, now_s: float) -> Seen:
         """What sources would read now: all that is known of the fleet from outside."""

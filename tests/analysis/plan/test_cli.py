@@ -16,7 +16,7 @@ from tests.analysis.plan.test_traffic import row, written
     [
         *("--startup -1", "--startup x", "--startup ,", "--slo 2", "--slo 2/0", "--slo x/1"),
         *("--attain 0", "--attain 1.1", "--thin 0", "--seeds 0", "--max-replicas 0", "--gpus 0"),
-        *("--effort -1", "--timeout 0", "--interval 0", "--jobs 0"),
+        *("--effort -1", "--timeout 0", "--interval 0", "--grace -1", "--jobs 0"),
     ],
 )
 def test_bad_options_are_one_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,6 +32,7 @@ def test_bad_options_are_one_line(wrong: str, capsys: pytest.CaptureFixture[str]
     ("words", "told"),
     [
         ("--policies nobody", "analyze: --policies: must be of static, clairvoyant, founding, "),
+        ("--spread 0.5", "analyze: --spread: must be a number >= 1, not 0.5"),
         ("--predictors oracle", "analyze: --predictors: must be of all, constant, "),
         ("mooncake", "analyze: mooncake: needs conversation_trace.jsonl in the folder of --traces"),
         ("no.jsonl", "analyze: no.jsonl: "),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.plan.predictors import counts, judge, loss, pinball, predicted, react_s
 from planner.core.predict import PREDICTORS, Constant
 from tests.analysis.plan.runs_for_tests import load
+from tests.support.examples import examples
 
 
 def test_too_little_costs_four_times_as_much_as_too_much() -> None:
@@ -52,6 +53,7 @@ def test_a_rise_that_is_over_before_it_is_seen_is_never_seen() -> None:
 
 
 @given(st.sampled_from(sorted(PREDICTORS)), st.integers(1, 9), st.sampled_from([0.0, 30.0, 90.0]))
+@settings(max_examples=examples(20))
 def test_a_flat_load_is_predicted_by_all(name: str, each: int, startup_s: float) -> None:
     arrivals_s = [30.0 * at + n for at in range(40) for n in range(each)]
     found = judge(load(*arrivals_s, end_s=1200.0), name, 30.0, startup_s)
@@ -60,6 +62,7 @@ def test_a_flat_load_is_predicted_by_all(name: str, each: int, startup_s: float)
 
 
 @given(st.sampled_from(sorted(PREDICTORS)), st.lists(st.integers(1, 99), min_size=1, max_size=9))
+@settings(max_examples=examples(20))
 def test_nights_before_the_first_request_teach_nothing(name: str, values: list[int]) -> None:
     make = PREDICTORS[name]
     said = predicted(make(), [0, 0, 0, *values], 2)

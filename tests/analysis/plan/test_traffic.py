@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.plan.traffic import load_of, of_trace, planned, thinned
@@ -14,6 +14,7 @@ from replayer.arguments import InputError
 from replayer.loads.load import Load, Request, Turn
 from replayer.trace.rows import TraceError
 from tests.analysis.plan.runs_for_tests import load
+from tests.support.examples import examples
 
 
 def sessions(*lengths: int) -> Load:
@@ -52,6 +53,7 @@ def test_single_requests_are_sessions_of_their_own() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(1, 12))
+@settings(max_examples=examples(20))
 def test_thinned_loads_share_nothing_and_lack_nothing(lengths: list[int], keep: int) -> None:
     whole = sessions(*lengths)
     parts: list[Request] = []

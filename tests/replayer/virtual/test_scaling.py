@@ -34,15 +34,22 @@ Orders = list[tuple[float, int]]
 
 
 def run(
-    orders: Orders, initial: int = 2, start: StartUp | None = None, requests: int = 60
+    orders: Orders,
+    initial: int = 2,
+    start: StartUp | None = None,
+    requests: int = 60,
+    grace_s: float = math.inf,
+    limit: int = 0,
 ) -> ScaledRun:
-    return play(Schedule(orders), initial, start or StartUp(3.0), requests)
+    scaling = ScalingOptions(ENGINE, start or StartUp(3.0), 2, grace_s)
+    return play(Schedule(orders), initial, scaling, requests, limit)
 
 
-def play(scaler: Scaler, initial: int, start: StartUp, requests: int = 60) -> ScaledRun:
+def play(
+    scaler: Scaler, initial: int, scaling: ScalingOptions, requests: int = 60, limit: int = 0
+) -> ScaledRun:
     router = Router(FleetState(CONFIG))
-    options = VirtualOptions((ENGINE,) * initial, BLOCK)
-    scaling = ScalingOptions(ENGINE, start, gpus_per_instance=2)
+    options = VirtualOptions((ENGINE,) * initial, BLOCK, migration_limit=limit)
     found = simulate_scaled(load(requests), router, options, scaling, scaler)
     assert (found.run.drift, router.known.ledger.live) == (0, 0)
     return found
@@ -81,6 +88,18 @@ def test_what_drains_ends_its_streams_and_gets_none() -> None:
     assert life.lost_tokens > 0
 
 
+@pytest.mark.parametrize("limit", [0, 1])
+def test_streams_that_are_there_when_the_grace_is_over_are_cut_or_move(limit: int) -> None:
+    found = run([(9.0, 2)], initial=3, grace_s=0.2, limit=limit)
+    (life,) = [one for one in found.lives if one.drained_s is not None]
+    assert life.left_s == pytest.approx(9.2)
+    assert 0 < life.broken <= life.streams
+    cut = [row for row in found.run.rows if row.outcome == "failed"]
+    moved = [row for row in found.run.rows if row.moves]
+    assert (bool(cut), bool(moved)) == (not limit, bool(limit))
+    assert all(row.decode == life.name and row.ttft_s is not None for row in cut)
+
+
 def test_the_one_with_the_least_to_lose_goes() -> None:
     found = run([(10.0, 3), (14.0, 2)], start=StartUp(0.0))
     later = [one.name for one in found.lives if one.drained_s == 14.0]
@@ -117,7 +136,7 @@ class Looks:
 
 def test_what_is_seen_is_what_counters_would_tell() -> None:
     watch = Looks(0.5)
-    rows = play(watch, 2, StartUp()).run.rows
+    rows = play(watch, 2, ScalingOptions(ENGINE)).run.rows
     last = watch.seen[-1]
     before = [row for row in rows if row.end_s is not None and row.end_s <= last.now_s]
     assert last.told.ended == len(before)
@@ -134,7 +153,7 @@ def test_what_is_seen_is_what_counters_would_tell() -> None:
 
 def test_who_looks_changes_no_request() -> None:
     """Looking cuts runs of decode steps in two: times are equal but for their last digits."""
-    plain, watched = run([]).run, play(Looks(0.5), 2, StartUp(3.0)).run
+    plain, watched = run([]).run, play(Looks(0.5), 2, ScalingOptions(ENGINE)).run
     for one, other in zip(plain.rows, watched.rows, strict=True):
         assert (one.decode, one.cached_tokens) == (other.decode, other.cached_tokens)
         assert one.e2e_s == pytest.approx(other.e2e_s)
@@ -150,11 +169,26 @@ def test_a_start_up_is_drawn_by_the_name() -> None:
     assert StartUp(30.0).delay_s("e1") == 30.0
 
 
+@given(
+    st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(0, 5)), min_size=1, max_size=5),
+    st.sampled_from([0.0, 0.3, 2.0]),
+    st.integers(0, 2),
+)
+@settings(max_examples=examples(8))
+def test_whatever_a_grace_cuts_every_lease_closes(
+    orders: Orders, grace_s: float, limit: int
+) -> None:
+    found = run(orders, 3, StartUp(0.5), requests=24, grace_s=grace_s, limit=limit)
+    assert {row.outcome for row in found.run.rows} <= {"ok", "failed"}
+    failed = sum(row.outcome == "failed" for row in found.run.rows)
+    assert failed <= sum(life.broken for life in found.lives)
+
+
 ORDERS = st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(0, 6)), max_size=6)
 
 
 @given(ORDERS, st.integers(1, 3), st.sampled_from([0.0, 0.5, 4.0, 60.0]))
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 def test_whoever_comes_and_goes_no_stream_breaks_and_every_second_is_paid(
     orders: Orders, initial: int, startup_s: float
 ) -> None:
