@@ -78,7 +78,7 @@ dist: $(VENV)/.installed-dev
 compiled: .cache/compiled/.installed
 
 .cache/compiled/.installed: $(VENV)/.installed-dev setup.py \
-		$(shell find proxy replayer analysis -name "*.py")
+		$(shell find proxy replayer analysis planner -name "*.py")
 	rm -rf build .cache/compiled
 	@echo "compiling the path of a request: about three minutes on two cores"
 	CACHE_PROXY_COMPILE=1 $(INSTALL) --no-deps --target .cache/compiled .
