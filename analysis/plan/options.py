@@ -82,18 +82,27 @@ class PlanOptions:
         shown=UNSET,
     )
     slo: tuple[float, float] | None = flag(
-        _slo, "TTFT/ITL in seconds (default: each load's own)", None, metavar="TTFT/ITL"
+        _slo,
+        "TTFT/ITL in seconds (default: each load's own)",
+        None,
+        metavar="TTFT/ITL",
+        shown=UNSET,
     )
     attain: float | None = flag(
         _ratio,
         "share of requests within the SLO that the clairvoyant keeps "
         "(default: that of the largest fixed fleet less a point)",
         None,
+        shown=UNSET,
     )
     seeds: int = flag(positive_count, "runs per policy, load and start-up", 1)
     first_seed: int = flag(count, "lowest of the seeds, which are consecutive", 1)
     most: int | None = flag(
-        positive_count, "most replicas (default: each load's own)", None, name="max-replicas"
+        positive_count,
+        "most replicas (default: each load's own)",
+        None,
+        name="max-replicas",
+        shown=UNSET,
     )
     gpus: int = flag(positive_count, "GPUs per instance", 1)
     profile: str = flag(str, f"engines, of the league's: {', '.join(PROFILES)}", "h100")
