@@ -85,4 +85,4 @@ def test_traffic_of_the_interval_is_summed_and_what_is_older_forgotten() -> None
         for i in range(12)
     ]
     assert 4 in asked, "6,000 prompts of 3,000 tokens a minute are more than two can take"
-    assert policy.throughput.decisions == {"combined": "scale"}
+    assert policy.builtin.throughput.decisions == {"combined": "scale"}
