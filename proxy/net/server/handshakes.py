@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 from typing import cast
 
-from proxy.net.secured import Secured
+from proxy.net.secured import Secured, Shaking
 from proxy.net.tls import HandshakeEnd
 
 HANDSHAKE_S = 10.0
@@ -33,13 +33,14 @@ class Handshakes:
         on_failed: Callable[[HandshakeEnd], None],
     ) -> None:
         self._make_protocol, self._room, self._on_failed = make_protocol, room, on_failed
+        self._shaking = Shaking()
         self._running: dict[Secured, asyncio.TimerHandle] = {}
 
     def begin(self, transport: asyncio.Transport, secure: ssl.SSLContext) -> None:
         """Begin the handshake of a TCP connection from which nothing was read yet."""
         while self._running and len(self._running) >= self._room():
             self._end(next(iter(self._running)), HandshakeEnd.DISPLACED)
-        made = Secured(secure, self._make_protocol, self._shaken)
+        made = Secured(secure, self._make_protocol, self._shaken, self._shaking)
         loop = asyncio.get_running_loop()
         self._running[made] = loop.call_later(HANDSHAKE_S, self._end, made, HandshakeEnd.LATE)
         transport.set_protocol(made)

@@ -17,7 +17,7 @@ from proxy.core.types import FailureKind
 from proxy.net import tcp
 from proxy.net.addresses import Resolver, literal
 from proxy.net.cheap_tls import by_the_system
-from proxy.net.secured import Secured
+from proxy.net.secured import Secured, Shaking
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.connection import UpstreamConnection
 from proxy.protocol.errors import UpstreamFailure
@@ -27,12 +27,14 @@ class ConnectOptions:
     """TLS, key and resolver of all pools; changed by a reload, for later connections and probes.
 
     `auth`: Authorization header line for the proxy's own requests, if instances want a key.
+    `shaking`: TLS handshakes that go on.
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None, auth: bytes = b"") -> None:
         self._tls = tls
         self.auth = auth
         self.resolver = Resolver()
+        self.shaking = Shaking()
 
     async def tls(self) -> ssl.SSLContext:
         """The TLS context for https instances; with the system's CAs if no other was given.
@@ -144,7 +146,8 @@ class Pool:
             return connection
         secure = await self._connect_options.tls()
         shaken: asyncio.Future[OSError | None] = loop.create_future()
-        secured = Secured(secure, lambda: connection, partial(_tell, shaken), self._host)
+        on_shaken, shaking = partial(_tell, shaken), self._connect_options.shaking
+        secured = Secured(secure, lambda: connection, on_shaken, shaking, self._host)
         is_up = False
         try:
             await loop.create_connection(lambda: secured, address, self._port)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from proxy.net import secured
-from proxy.net.secured import READ_BYTES, TURN_RECORDS, Secured
+from proxy.net.secured import READ_BYTES, TURN_HANDSHAKES, TURN_RECORDS, Secured, Shaking
 from tests.support.certificates import Certificates
 
 
@@ -72,25 +72,32 @@ class Behind(asyncio.Protocol):
 class Pair:
     """A connection under test as a server, and a client in memory."""
 
-    def __init__(self, certs: Certificates) -> None:
+    def __init__(self, certs: Certificates, shaking: Shaking | None = None) -> None:
         self.wire, self.behind = Wire(), Behind()
         self.shaken: list[OSError | None] = []
         self.under_test = Secured(
-            certs.server("x"), lambda: self.behind, lambda _, error: self.shaken.append(error)
+            certs.server("x"),
+            lambda: self.behind,
+            lambda _, error: self.shaken.append(error),
+            shaking or Shaking(),
         )
         self._to, self._from = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.client = certs.client().wrap_bio(self._to, self._from, server_hostname="x")
         self.under_test.connection_made(cast(asyncio.Transport, self.wire))
 
-    def shake(self) -> Pair:
-        while True:
-            try:
-                self.client.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                self.pass_on(self._from.read())
-                self._to.write(self.wire.take())
+    def hello(self) -> None:
+        """The client begins."""
+        with pytest.raises(ssl.SSLWantReadError):
+            self.client.do_handshake()
         self.pass_on(self._from.read())
+
+    async def shake(self) -> Pair:
+        self.hello()
+        await turns(1)
+        self._to.write(self.wire.take())
+        self.client.do_handshake()
+        self.pass_on(self._from.read())
+        await turns(1)
         self._to.write(self.wire.take())
         assert self.shaken == [None]
         return self
@@ -116,7 +123,7 @@ async def turns(count: int) -> None:
 
 
 async def test_a_turn_takes_some_records_and_the_next_ones_the_rest(certs: Certificates) -> None:
-    pair = Pair(certs).shake()
+    pair = await Pair(certs).shake()
     content = [b"%d," % n for n in range(1000)]
     pair.pass_on(pair.records(*content))
     assert len(pair.behind.pieces) == 1
@@ -130,7 +137,7 @@ async def test_a_turn_takes_some_records_and_the_next_ones_the_rest(certs: Certi
 
 
 async def test_any_segmentation_passes_the_same_on(certs: Certificates) -> None:
-    pair = Pair(certs).shake()
+    pair = await Pair(certs).shake()
     content = [bytes([n % 251]) * (n * 37 % 3000 + 1) for n in range(60)]
     wire = pair.records(*content)
     for at in range(0, len(wire), 777):
@@ -140,7 +147,7 @@ async def test_any_segmentation_passes_the_same_on(certs: Certificates) -> None:
 
 
 async def test_a_full_read_gives_others_a_turn(certs: Certificates) -> None:
-    pair = Pair(certs).shake()
+    pair = await Pair(certs).shake()
     wire = pair.records(bytes(10 * READ_BYTES))
     pair.pass_on(wire[:READ_BYTES])
     assert not pair.wire.is_reading
@@ -149,7 +156,7 @@ async def test_a_full_read_gives_others_a_turn(certs: Certificates) -> None:
 
 
 async def test_nothing_is_passed_on_while_reading_is_paused(certs: Certificates) -> None:
-    pair = Pair(certs).shake()
+    pair = await Pair(certs).shake()
     pair.pass_on(pair.records(*[b"x"] * (2 * TURN_RECORDS)))
     pair.under_test.pause_reading()
     await turns(5)
@@ -161,7 +168,7 @@ async def test_nothing_is_passed_on_while_reading_is_paused(certs: Certificates)
 
 
 async def test_what_is_written_arrives(certs: Certificates) -> None:
-    pair = Pair(certs).shake()
+    pair = await Pair(certs).shake()
     sent = b"short" + bytes(100_000) + b"ab"
     pair.under_test.write(b"short")
     pair.under_test.write(b"")
@@ -174,7 +181,7 @@ async def test_what_is_written_arrives(certs: Certificates) -> None:
 
 
 async def test_a_goodbye_is_answered(certs: Certificates) -> None:
-    pair = Pair(certs).shake()
+    pair = await Pair(certs).shake()
     pair.client.write(b"last")
     with pytest.raises(ssl.SSLWantReadError):
         pair.client.unwrap()
@@ -189,7 +196,7 @@ async def test_a_goodbye_is_answered(certs: Certificates) -> None:
 
 async def test_closing_says_goodbye_and_aborting_does_not(certs: Certificates) -> None:
     for end, is_said in ((Secured.close, True), (Secured.abort, False)):
-        pair = Pair(certs).shake()
+        pair = await Pair(certs).shake()
         end(pair.under_test)
         assert pair.wire.is_closed
         assert bool(pair.wire.sent) == is_said
@@ -200,7 +207,7 @@ async def test_closing_says_goodbye_and_aborting_does_not(certs: Certificates) -
 
 
 async def test_a_forged_record_ends_it_with_the_error(certs: Certificates) -> None:
-    pair = Pair(certs).shake()
+    pair = await Pair(certs).shake()
     wire = bytearray(pair.records(b"forged"))
     wire[-1] ^= 1
     pair.pass_on(bytes(wire))
@@ -213,6 +220,7 @@ async def test_a_forged_record_ends_it_with_the_error(certs: Certificates) -> No
 async def test_a_handshake_that_breaks_is_told_once(certs: Certificates) -> None:
     pair = Pair(certs)
     pair.pass_on(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    await turns(1)
     pair.under_test.connection_lost(None)
     assert len(pair.shaken) == 1
     assert isinstance(pair.shaken[0], ssl.SSLError)
@@ -226,15 +234,29 @@ async def test_a_long_handshake_is_not_read(
 ) -> None:
     monkeypatch.setattr(secured, "HANDSHAKE_BYTES", 100)
     pair = Pair(certs)
-    with pytest.raises(ssl.SSLWantReadError):
-        pair.client.do_handshake()
-    pair.pass_on(pair.records())
+    pair.hello()
+    await turns(1)
     assert "too long" in str(pair.shaken[0])
     assert pair.wire.is_closed
 
 
+async def test_of_many_hellos_a_few_are_answered_in_a_turn(certs: Certificates) -> None:
+    shaking = Shaking()
+    pairs = [Pair(certs, shaking) for _ in range(3 * TURN_HANDSHAKES)]
+    for pair in pairs:
+        pair.hello()
+        assert not pair.wire.is_reading, "nothing more until its turn"
+    pairs[0].under_test.abort()
+    answered = []
+    for _ in range(4):
+        answered.append(sum(bool(pair.wire.sent) for pair in pairs))
+        await turns(1)
+    assert answered == [0, *(n * TURN_HANDSHAKES - 1 for n in (1, 2, 3))]
+    assert all(pair.wire.is_reading for pair in pairs[1:])
+
+
 async def test_it_tells_of_tls(certs: Certificates) -> None:
-    pair = Pair(certs).shake()
+    pair = await Pair(certs).shake()
     told = pair.under_test.get_extra_info
     assert cast(Any, told("ssl_object")).version() == "TLSv1.3"
     assert isinstance(told("sslcontext"), ssl.SSLContext)
@@ -245,7 +267,9 @@ async def test_it_tells_of_tls(certs: Certificates) -> None:
 
 async def test_what_was_given_up_before_it_was_made_is_aborted(certs: Certificates) -> None:
     shaken: list[OSError | None] = []
-    given_up = Secured(certs.client(), Behind, lambda _, error: shaken.append(error), "x")
+    given_up = Secured(
+        certs.client(), Behind, lambda _, error: shaken.append(error), Shaking(), "x"
+    )
     given_up.abort()
     wire = Wire()
     given_up.connection_made(cast(asyncio.Transport, wire))
