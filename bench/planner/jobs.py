@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -92,24 +93,22 @@ class Workers:
     def play_all(self, jobs: Sequence[Job], parallel: int) -> None:
         """Do the jobs, so many at a time; raises PlannerError where a worker fails."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(parallel) as pool:
-            try:
-                for one in as_completed([pool.submit(self._play, job) for job in jobs]):
-                    one.result()
-            except BaseException:  # a signal's too: no worker may outlive the command
-                pool.shutdown(wait=False, cancel_futures=True)
-                self._end()
-                raise
+        with ThreadPoolExecutor(parallel) as pool, ExitStack() as unless_done:
+            # At a signal too: no worker may outlive the command.
+            unless_done.callback(self._end)
+            unless_done.callback(pool.shutdown, wait=False, cancel_futures=True)
+            for one in as_completed([pool.submit(self._play, job) for job in jobs]):
+                one.result()
+            unless_done.pop_all()
 
     def _play(self, job: Job) -> None:
         asked, log = (self._folder / f"{job.name}{end}" for end in (".job.json", ".log"))
         job.save(asked)
         with log.open("w") as errors, self._start(asked, errors.fileno()) as child:
-            try:
+            with ExitStack() as unless_read:  # the end of the outer block waits for it
+                unless_read.callback(child.terminate)
                 self._read(child)
-            except BaseException:  # the end of the block waits for it
-                child.terminate()
-                raise
+                unless_read.pop_all()
         status = child.returncode
         if status and not self._is_over:
             said = log.read_text(errors="replace")[-ERROR_CHARS:].strip()

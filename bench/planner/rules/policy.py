@@ -8,6 +8,7 @@ that do both phases are Dynamo's "decode" pool. `close()` is called where there 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -166,7 +167,7 @@ class View:
         return sum(one.queued_prefill_tokens + one.prefill_tokens for one in self.engines)
 
 
-class Rule:
+class Rule(ABC):
     """A policy that is asked at even intervals; a subclass says how many replicas it wants."""
 
     interval_s = 15.0
@@ -177,9 +178,9 @@ class Rule:
         # An engine that reports nothing at a tick still has its newest iteration.
         self._newest: dict[str, Iteration] = {}
 
+    @abstractmethod
     def replicas(self, view: View) -> int | None:
         """The replicas wanted; None leaves them."""
-        raise NotImplementedError
 
     def initial_tick_ms(self) -> float:
         """The time of the first tick."""

@@ -6,6 +6,7 @@ Each has the settings that are tried; the best for a load counts.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,9 +32,9 @@ class Autoscaler(Rule):
         super().__init__(context)
         self._hpa = Hpa(behavior or self.behavior)
 
+    @abstractmethod
     def wish(self, view: View) -> int:
         """The replicas that the metrics ask for."""
-        raise NotImplementedError
 
     def replicas(self, view: View) -> int:
         """The replicas that the HPA allows."""

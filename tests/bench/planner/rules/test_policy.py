@@ -65,5 +65,5 @@ def test_a_schedule_is_followed() -> None:
 
 
 def test_a_rule_without_a_law_is_none() -> None:
-    with pytest.raises(NotImplementedError):
-        Rule(CONTEXT).on_tick(snapshot())
+    with pytest.raises(TypeError, match="abstract"):
+        Rule(CONTEXT)  # type: ignore[abstract]
