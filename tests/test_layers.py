@@ -20,7 +20,7 @@ DIRECTIONS = {
     "replayer": "demo, virtual | replay, simulator | engine, loads, trace, arguments, terminal",
     "analysis": "cli | regret, elastic, plan | check, league, report, thermal"
     " | rivals, runs | bench | measures",
-    "planner": "sources | core",
+    "planner": "cli | run | control, telemetry | sources, workers | scalers | config | core",
     "planner.core": "builtin | propose, predict.plugin | pipeline, state | merge, rules"
     " | budget, perf | predict, types, window",
 }

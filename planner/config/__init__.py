@@ -1,0 +1,1 @@
+"""What an operator says to the planner."""

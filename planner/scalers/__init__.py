@@ -1,0 +1,1 @@
+"""What carries decisions out: one way for each orchestrator."""
