@@ -22,7 +22,7 @@ DIRECTIONS = {
     " | rivals, runs | bench | measures",
     "planner": "cli | run | control, telemetry | sources, workers | scalers | config | core",
     "planner.core": "builtin | propose, predict.plugin | pipeline, state | merge, rules"
-    " | budget, perf | predict, types, window",
+    " | budget, perf | observe | predict, types, window",
 }
 """A part imports only from parts on its right, behind a bar; never from a neighbour at a comma."""
 BETWEEN = {

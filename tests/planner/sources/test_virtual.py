@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from planner.core.builtin import COMPONENT
+from planner.core.observe import traffic_between
 from planner.core.perf.capacity import Slo
 from planner.core.propose.load import LoadDecision
 from planner.core.rules import Rules
 from planner.core.types import Capabilities, Context, Traffic
-from planner.sources.virtual import VirtualPlanner, VirtualSite, traffic_between
+from planner.sources.virtual import VirtualPlanner, VirtualSite, totals_of
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from proxy.core.types import Load, RouterConfig
@@ -83,7 +84,8 @@ def test_traffic_is_told_once_the_window_is_whole_and_the_queue_is_shared() -> N
 
 def test_a_window_in_which_nothing_ended_tells_no_lengths() -> None:
     before = Told(5, 5, 500, 50, 5)
-    assert traffic_between(before, replace(before, offered=9), 5.0) == Traffic(5.0, 4)
+    now = totals_of(replace(before, offered=9))
+    assert traffic_between(totals_of(before), now, 5.0) == Traffic(5.0, 4)
 
 
 def load(rates: list[tuple[float, float]]) -> list[Planned]:

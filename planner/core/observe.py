@@ -1,0 +1,134 @@
+"""What counters and accounts say of a fleet: traffic of a window, the mean state of instances."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from planner.core.types import Engine, Traffic
+from planner.core.window import Counters
+
+HARDLY_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the proxies have counted so far; requests, or tokens where the name says so.
+
+    `offered`: placed, refused, and what waits. `prompts`, `answers`: how many have been measured.
+    `looked_up_tokens`: of prompts, in prefix caches; `cached_tokens`: those of them found there.
+    """
+
+    offered: float = 0.0
+    prompts: float = 0.0
+    prompt_tokens: float = 0.0
+    answers: float = 0.0
+    answer_tokens: float = 0.0
+    looked_up_tokens: float = 0.0
+    cached_tokens: float = 0.0
+
+    def __add__(self, grown: Totals) -> Totals:
+        """These counts and what they have grown by."""
+        return Totals(*(getattr(self, f.name) + getattr(grown, f.name) for f in fields(Totals)))
+
+
+def traffic_between(before: Totals, now: Totals, window_s: float) -> Traffic:
+    """The traffic between two readings."""
+    prompts, answers = now.prompts - before.prompts, now.answers - before.answers
+    looked_up = now.looked_up_tokens - before.looked_up_tokens
+    return Traffic(
+        window_s,
+        max(0.0, now.offered - before.offered),
+        (now.prompt_tokens - before.prompt_tokens) / prompts if prompts > 0 else None,
+        (now.answer_tokens - before.answer_tokens) / answers if answers > 0 else None,
+        (now.cached_tokens - before.cached_tokens) / looked_up if looked_up > 0 else None,
+    )
+
+
+class TrafficWindow:
+    """The traffic of the last `window_s` seconds, from readings of counters."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._readings: deque[tuple[float, Totals]] = deque()
+
+    def add(self, now_s: float, totals: Totals) -> Traffic | None:
+        """The traffic behind this reading; None before the first window is whole."""
+        readings, since_s = self._readings, now_s - self._window_s
+        readings.append((now_s, totals))
+        while len(readings) > 1 and readings[1][0] <= since_s + HARDLY_S:
+            readings.popleft()
+        begin_s, before = readings[0]
+        if begin_s > since_s + HARDLY_S:
+            return None
+        return traffic_between(before, totals, now_s - begin_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the proxies know exactly of an instance now.
+
+    `prefill_tokens`: new ones of requests before their first token; `decode_*`: running streams.
+    """
+
+    prefill_tokens: float = 0.0
+    decode_requests: float = 0.0
+    decode_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an engine has counted since its start.
+
+    `steps`: iterations. `computed_tokens`: of prompts. `gaps`, `gap_s`: number and sum of the times
+    between two tokens of a stream: tokens of a step come together, so a gap is a step.
+    """
+
+    steps: float = 0.0
+    computed_tokens: float = 0.0
+    gaps: float = 0.0
+    gap_s: float = 0.0
+
+
+class EngineWindows:
+    """The mean state of every instance since the last look."""
+
+    def __init__(self) -> None:
+        self._counters = Counters()
+        self._accounts: Mapping[str, Account] = {}
+
+    def look(
+        self,
+        accounts: Mapping[str, Account],
+        work: Mapping[str, Work],
+        waiting_tokens: float = 0.0,
+    ) -> tuple[Engine, ...]:
+        """The instances of `accounts`; those without `work` show no iteration.
+
+        `waiting_tokens`: of prompts, per instance, that the proxies have not placed yet.
+        """
+        found = tuple(
+            self._engine(name, now, work.get(name), waiting_tokens)
+            for name, now in accounts.items()
+        )
+        for name in self._accounts.keys() - accounts.keys():
+            self._counters.forget(name)
+        self._accounts = dict(accounts)
+        return found
+
+    def _engine(self, name: str, now: Account, work: Work | None, waiting_tokens: float) -> Engine:
+        grown: Mapping[str, float] = {}
+        if work is not None:
+            told = {field.name: getattr(work, field.name) for field in fields(Work)}
+            grown = self._counters.grown(name, told)
+        before = self._accounts.get(name, now)
+        gaps, steps = grown.get("gaps", 0.0), grown.get("steps", 0.0)
+        return Engine(
+            name,
+            wall_s=grown["gap_s"] / gaps if gaps else None,
+            prefill_tokens=grown["computed_tokens"] / steps if steps else 0.0,
+            decode_requests=(before.decode_requests + now.decode_requests) / 2,
+            decode_kv_tokens=(before.decode_tokens + now.decode_tokens) / 2,
+            queued_prefill_tokens=now.prefill_tokens + waiting_tokens,
+        )

@@ -1,0 +1,49 @@
+"""What readings of counters and accounts come to."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.core.observe import Account, EngineWindows, Totals, TrafficWindow, Work
+from planner.core.types import Traffic
+
+
+def test_traffic_is_the_growth_over_the_window_once_it_is_whole() -> None:
+    window, totals = TrafficWindow(20.0), Totals()
+    grown = Totals(10, 8, 8000, 4, 400, 8000, 2000)
+    seen = []
+    for n in range(6):
+        seen.append(window.add(5.0 * n, totals))
+        totals = totals + grown
+    assert seen[:4] == [None] * 4
+    assert seen[4] == seen[5] == Traffic(20.0, 40, 1000.0, 100.0, 0.25)
+
+
+def test_a_late_reading_makes_the_window_longer_and_loses_nothing() -> None:
+    window = TrafficWindow(10.0)
+    assert window.add(0.0, Totals()) is None
+    assert window.add(13.0, Totals(26)) == Traffic(13.0, 26)
+    assert window.add(24.0, Totals(37)) == Traffic(11.0, 11)
+
+
+def test_an_instance_is_its_growth_and_the_mean_of_two_accounts() -> None:
+    windows = EngineWindows()
+    (first,) = windows.look({"a": Account(0, 2, 100)}, {"a": Work(100, 5000, 50, 1.0)})
+    assert (first.wall_s, first.decode_kv_tokens) == (None, 100)
+    (second,) = windows.look({"a": Account(70, 4, 300)}, {"a": Work(110, 6000, 90, 2.0)}, 5.0)
+    assert second.wall_s == pytest.approx(1.0 / 40)
+    assert second.prefill_tokens == 100.0
+    assert (second.decode_requests, second.decode_kv_tokens) == (3, 200)
+    assert second.queued_prefill_tokens == 75.0
+
+
+def test_an_engine_that_cannot_be_read_shows_no_iteration_and_one_that_left_is_forgotten() -> None:
+    windows = EngineWindows()
+    windows.look({"a": Account()}, {"a": Work(100, 5000, 50, 1.0)})
+    (silent,) = windows.look({"a": Account()}, {})
+    assert (silent.wall_s, silent.prefill_tokens) == (None, 0.0)
+    (again,) = windows.look({"a": Account()}, {"a": Work(110, 6000, 90, 2.0)})
+    assert again.wall_s == pytest.approx(1.0 / 40), "its counters are those of the same engine"
+    windows.look({}, {})
+    (anew,) = windows.look({"a": Account()}, {"a": Work(200, 9000, 190, 9.0)})
+    assert anew.wall_s is None
