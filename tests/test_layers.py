@@ -20,9 +20,10 @@ DIRECTIONS = {
     "replayer": "demo, virtual | replay, simulator | engine, loads, trace, arguments, terminal",
     "analysis": "cli | regret, elastic, plan | check, league, report, thermal"
     " | rivals, runs | bench | measures",
-    "planner": "cli | run | control, telemetry | sources, workers | scalers | config | core",
-    "planner.core": "builtin | propose, predict.plugin | pipeline, state | merge, rules"
-    " | budget, perf | observe | predict, types, window",
+    "planner": "cli | service | control | run | telemetry, state_file, sources | scalers"
+    " | config | core",
+    "planner.core": "memory | builtin | propose, predict.plugin | pipeline, state | merge, rules"
+    " | budget, perf | observe | predict, types",
 }
 """A part imports only from parts on its right, behind a bar; never from a neighbour at a comma."""
 BETWEEN = {
@@ -33,12 +34,17 @@ BETWEEN = {
         *("replayer.virtual", "replayer.engine", "replayer.trace", "replayer.arguments"),
         *("replayer.loads", "replayer.terminal", "planner.core", "planner.sources"),
     ),
-    "planner": ("proxy.core", "replayer.virtual", "replayer.engine"),
+    "planner": (
+        *("proxy.core", "proxy.config", "proxy.net.peer_documents"),
+        *("replayer.virtual", "replayer.engine", "replayer.trace", "replayer.arguments"),
+        *("replayer.terminal",),
+    ),
 }
 """What the packages may import of each other."""
 EXCEPTIONS = {
     "replayer.replay.cli": ("analysis.report", "analysis.runs"),
     "replayer.arguments": ("proxy",),
+    "planner.cli": ("analysis.plan.cli",),
 }
 """The replayer's command calls the report, lazily, to write it. All commands have one version."""
 MOST_ENTRIES = 12

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from planner.core.builtin import COMPONENT
+from planner.core.types import COMPONENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,7 @@ from planner.core.propose.load import LoadPropose
 from planner.core.propose.throughput import ThroughputPropose
 from planner.core.rules import Rules
 from planner.core.state import PlannerScalingState
-from planner.core.types import Context
-
-COMPONENT = "combined"
-"""The one component of a fleet whose instances prefill and decode."""
+from planner.core.types import COMPONENT, Context
 
 
 class Builtin:
@@ -23,7 +20,8 @@ class Builtin:
         self.load = LoadPropose(rules, self.state)
         self.throughput = ThroughputPropose(rules, self.state)
         proposers = [self.load] * rules.load_scaling + [self.throughput] * rules.throughput_scaling
-        self._pipeline = Pipeline([LoadPredict(rules, self.state), *proposers], limits)
+        self.predict = LoadPredict(rules, self.state)
+        self._pipeline = Pipeline([self.predict, *proposers], limits)
 
     @property
     def interval_s(self) -> float:

@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from planner.core.types import Engine, Traffic
-from planner.core.window import Counters
 
 HARDLY_S = 1e-6
+
+
+class Counters:
+    """The last values of counters by their keys, of sources that come and go.
+
+    A value below the last one is that of a process which has begun anew: all of it has grown since.
+    What is read for the first time has not grown: it may have counted for days.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, Mapping[str, float]] = {}
+
+    def grown(self, source: str, values: Mapping[str, float]) -> dict[str, float]:
+        """Growth of each counter of a source since its last reading; nothing at the first one."""
+        known = self._last.get(source)
+        told = {key: value for key, value in values.items() if math.isfinite(value)}
+        self._last[source] = told
+        if known is None:
+            return {}
+        return {key: _growth(known.get(key, 0.0), value) for key, value in told.items()}
+
+    def forget(self, source: str) -> None:
+        """A source has left, or has become another."""
+        self._last.pop(source, None)
+
+
+def _growth(before: float, now: float) -> float:
+    return now - before if now >= before else now
+
+
+def total(parts: list[dict[str, float]]) -> dict[str, float]:
+    """The sums of several sources' growth."""
+    sums: dict[str, float] = {}
+    for part in parts:
+        for key, value in part.items():
+            sums[key] = sums.get(key, 0.0) + value
+    return sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +55,7 @@ class Totals:
 
     `offered`: placed, refused, and what waits. `prompts`, `answers`: how many have been measured.
     `looked_up_tokens`: of prompts, in prefix caches; `cached_tokens`: those of them found there.
+    `ttft_s`: the sum over `first_tokens` answers; `itl_s`: that of `paced` answers' mean gaps.
     """
 
     offered: float = 0.0
@@ -27,6 +65,10 @@ class Totals:
     answer_tokens: float = 0.0
     looked_up_tokens: float = 0.0
     cached_tokens: float = 0.0
+    first_tokens: float = 0.0
+    ttft_s: float = 0.0
+    paced: float = 0.0
+    itl_s: float = 0.0
 
     def __add__(self, grown: Totals) -> Totals:
         """These counts and what they have grown by."""
@@ -35,14 +77,19 @@ class Totals:
 
 def traffic_between(before: Totals, now: Totals, window_s: float) -> Traffic:
     """The traffic between two readings."""
-    prompts, answers = now.prompts - before.prompts, now.answers - before.answers
-    looked_up = now.looked_up_tokens - before.looked_up_tokens
+
+    def mean(total: str, count: str) -> float | None:
+        grown = getattr(now, count) - getattr(before, count)
+        return (getattr(now, total) - getattr(before, total)) / grown if grown > 0 else None
+
     return Traffic(
         window_s,
         max(0.0, now.offered - before.offered),
-        (now.prompt_tokens - before.prompt_tokens) / prompts if prompts > 0 else None,
-        (now.answer_tokens - before.answer_tokens) / answers if answers > 0 else None,
-        (now.cached_tokens - before.cached_tokens) / looked_up if looked_up > 0 else None,
+        mean("prompt_tokens", "prompts"),
+        mean("answer_tokens", "answers"),
+        mean("cached_tokens", "looked_up_tokens"),
+        ttft_s=mean("ttft_s", "first_tokens"),
+        itl_s=mean("itl_s", "paced"),
     )
 
 

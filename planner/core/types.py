@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+COMPONENT = "combined"
+"""The one component of a fleet whose instances prefill and decode."""
+
 
 class Kind(StrEnum):
     """What a target says of a component's number of replicas."""
@@ -69,6 +72,7 @@ class Traffic:
 
     `requests`: offered, not completed. `isl_tokens`, `osl_tokens`: means of those that ended; None
     where none did. `hit_ratio`: of prompts, 0..1. `accept_length`: tokens per step and stream.
+    `ttft_s`, `itl_s`: means of what clients saw; nothing is decided from them.
     """
 
     window_s: float
@@ -77,6 +81,8 @@ class Traffic:
     osl_tokens: float | None = None
     hit_ratio: float | None = None
     accept_length: float | None = None
+    ttft_s: float | None = None
+    itl_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from planner.config.components import Component
 
@@ -91,6 +91,10 @@ class Fleet(Protocol):
         """Bring an instance in."""
         ...
 
+    def generation(self) -> str:
+        """Another text once a proxy has begun anew, and has forgotten whom it was told of."""
+        ...
+
 
 class Scaler(ABC):
     """An orchestrator. Every method raises `ScalerError`; its caller gives each call a deadline."""
@@ -112,6 +116,15 @@ class Scaler(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """End what it has open."""
+
+    def notes(self) -> Mapping[str, Any]:
+        """What it has to know after a restart, as JSON has it; kept in the state file."""
+        return {}
+
+    def recall(self, notes: Mapping[str, Any]) -> None:
+        """Take the notes of the process before; ValueError where they are of another form."""
+        if notes:
+            raise ValueError(f"the scaler {self.name} has no notes")
 
 
 def victims(members: Sequence[Member], count: int) -> list[Member]:

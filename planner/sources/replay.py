@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
-from planner.core.builtin import COMPONENT, Builtin, limits_of
+from planner.core.builtin import Builtin, limits_of
 from planner.core.perf.capacity import Slo
 from planner.core.rules import DownRule, Rules
-from planner.core.types import Capabilities, Context, Engine, Replicas, Traffic
+from planner.core.types import COMPONENT, Capabilities, Context, Engine, Replicas, Traffic
 
 
 class Site(Protocol):

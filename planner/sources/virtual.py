@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner.core.builtin import COMPONENT, Builtin, limits_of
+from planner.core.builtin import Builtin, limits_of
 from planner.core.observe import Account, EngineWindows, Totals, TrafficWindow, Work
 from planner.core.pipeline import Outcome
 from planner.core.rules import Rules
-from planner.core.types import Capabilities, Context, Engine, Replicas, Traffic
+from planner.core.types import COMPONENT, Capabilities, Context, Engine, Replicas, Traffic
 from replayer.virtual.seen import Seen, SeenInstance, Told, Wish
 
 

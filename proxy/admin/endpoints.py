@@ -84,6 +84,7 @@ class HealthPaths:
     ) -> None:
         self._instances, self._in_flight, self._exposition = instances, in_flight, exposition
         self._overload, self._logs, self._last_reload = overload, logs, last_reload
+        self._start = round(instances.clock.unix(instances.clock.now_s()), 3)
 
     async def live(self, request: web.Request) -> web.Response:
         """Answer 200 while the process runs."""
@@ -118,6 +119,7 @@ class HealthPaths:
         body: dict[str, object] = {
             "status": self._status(members, now_s) if serving else self._none_up(),
             "version": __version__,
+            "started_at": self._start,
             "warnings": [{"text": text, "since": round(t, 3)} for text, t in self._warnings()],
         }
         if (last_reload := self._last_reload()) is not None:

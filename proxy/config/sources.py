@@ -367,11 +367,12 @@ def _parser(model: type[Model]) -> argparse.ArgumentParser:
     for topic, members in grouped(model).items():
         group = parser.add_argument_group(topic)
         for member in members:
-            _add_flag(group, *member)
+            add_flag(group, *member)
     return parser
 
 
-def _add_flag(group: Any, name: str, field: FieldInfo, option: Option) -> None:
+def add_flag(group: Any, name: str, field: FieldInfo, option: Option) -> None:
+    """Declare an option's flag, with its unit, range and default in the help."""
     shown = value_text(field.default) or "empty"
     default = "required" if field.is_required else f"default {shown}"
     notes = "; ".join(note for note in (option.unit, allowed_of(field, option), default) if note)

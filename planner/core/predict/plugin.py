@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
+
 from planner.core.predict import PREDICTORS
 from planner.core.rules import Rules
 from planner.core.state import PlannerScalingState
 from planner.core.types import Context, Prediction, Stage, Traffic
+
+WINDOWS = 512
+"""A day and more of windows of 180 s."""
 
 
 class LoadPredict:
@@ -22,13 +28,19 @@ class LoadPredict:
         make = PREDICTORS[rules.predictor]
         self._requests = make(log=rules.predictor_log)
         self._isl, self._osl = make(log=rules.predictor_log), make(log=rules.predictor_log)
+        self.windows: deque[Traffic] = deque(maxlen=WINDOWS)
+        """What it has learned from, the last of it: a successor learns the same from these."""
 
     def warm_up(self, windows: list[Traffic]) -> None:
         """Learn from the intervals of a trace; the fleet itself begins anew behind it."""
-        for window in windows:
-            self._observe(window)
+        self.recall(windows)
         for predictor in (self._requests, self._isl, self._osl):
             predictor.reset_idle_skip()
+
+    def recall(self, windows: Iterable[Traffic]) -> None:
+        """Learn what a process before this one has learned."""
+        for window in windows:
+            self._observe(window)
 
     def evaluate(self, context: Context) -> Prediction | None:
         """What the next interval brings; None without a window of traffic."""
@@ -46,6 +58,7 @@ class LoadPredict:
         )
 
     def _observe(self, window: Traffic) -> None:
+        self.windows.append(window)
         self._requests.observe(window.requests)
         # Windows without ends say nothing of lengths: a quiet night must not teach zeros.
         for predictor, value in ((self._isl, window.isl_tokens), (self._osl, window.osl_tokens)):

@@ -153,7 +153,7 @@ class LoadPropose:
 
     def _decide(self, component: str, context: Context, engines: Sequence[Engine]) -> LoadDecision:
         replicas = context.replicas[component]
-        model, typical = self._state.model(component), self._typical()
+        model, typical = self._state.model(component), self.typical()
         if not engines:
             return LoadDecision.NO_DATA
         if not replicas.is_settled:
@@ -176,7 +176,8 @@ class LoadPropose:
             return LoadDecision.DOWN
         return LoadDecision.REFUSED if has_room else LoadDecision.NO_CHANGE
 
-    def _typical(self) -> Typical | None:
+    def typical(self) -> Typical | None:
+        """What requests are like; None before any has ended."""
         known = self._state
         if known.isl_tokens.value is None or known.osl_tokens.value is None:
             return None

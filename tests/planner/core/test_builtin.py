@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from planner.core.builtin import COMPONENT, Builtin, limits_of
+from planner.core.builtin import Builtin, limits_of
 from planner.core.propose.load import LoadDecision
 from planner.core.propose.throughput import ThroughputDecision
 from planner.core.rules import Rules
-from planner.core.types import Capabilities, Context, Engine, Replicas, Traffic
+from planner.core.types import COMPONENT, Capabilities, Context, Engine, Replicas, Traffic
 
 LIMITS = limits_of(2, 1, 4)
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.core.builtin import COMPONENT
 from planner.core.observe import traffic_between
 from planner.core.perf.capacity import Slo
 from planner.core.propose.load import LoadDecision
 from planner.core.rules import Rules
-from planner.core.types import Capabilities, Context, Traffic
+from planner.core.types import COMPONENT, Capabilities, Context, Traffic
 from planner.sources.virtual import VirtualPlanner, VirtualSite, totals_of
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router

@@ -1,0 +1,89 @@
+"""The command `cache-planner`: scales a fleet of vLLM instances behind cache-proxy."""
+
+import argparse
+import asyncio
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from proxy.config.sources import ConfigError
+from replayer.arguments import InputError, OneLineParser, missing_for_reports
+from replayer.trace.rows import TraceError
+
+COMMANDS: Final = {
+    "run": "plan, and carry out unless advisory; until a signal comes",
+    "validate": "check options, proxies and scaler, and exit",
+    "replay": "plan a load in virtual time, as `analyze plan` does",
+}
+"""Each command's help."""
+PLAN: Final = "analysis.plan.cli"
+"""What plays `replay`; it is loaded for that alone."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `cache-planner`: 0 done, 1 something is wrong with the fleet, 2 bad input."""
+    if missing := missing_for_reports():
+        print(f"cache-planner: {missing}", file=sys.stderr)
+        return 2
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    chosen = next((word for word in given if word in COMMANDS), None)
+    parser = OneLineParser(prog="cache-planner", description=str(__doc__).partition(": ")[2])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in COMMANDS.items():
+        more: dict[str, Any] = {} if name == "replay" else {"argument_default": argparse.SUPPRESS}
+        command = commands.add_parser(name, help=text, allow_abbrev=False, **more)
+        if name == chosen:
+            _declare(name, command)
+    try:
+        options, unknown = parser.parse_known_args(given)
+        if unknown:  # the value behind it may be a secret
+            parser.error(f"unknown argument {unknown[0].partition('=')[0]!r}")
+        return _replay(options) if options.command == "replay" else _own(options)
+    except (ConfigError, InputError, TraceError) as error:
+        print(f"cache-planner: {error}", file=sys.stderr)
+        return 2
+
+
+def _declare(name: str, parser: argparse.ArgumentParser) -> None:
+    if name == "replay":
+        importlib.import_module(PLAN).declare(parser)
+        return
+    from planner.config.load import declare
+
+    declare(parser)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from replayer.terminal import Terminal
+
+    return int(importlib.import_module(PLAN).run(options, Terminal()))
+
+
+def _own(options: argparse.Namespace) -> int:
+    """The commands `run` and `validate`."""
+    from planner.config.load import load
+    from planner.service import StartError, serve, validate
+    from planner.state_file import StateError
+
+    loaded = load(vars(options))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for warning in loaded.warnings:
+        logging.getLogger("planner").warning("%s", warning)
+    if options.command == "validate":
+        wrong = asyncio.run(validate(loaded.options))
+        for line in wrong:
+            print(line)
+        print("all is well" if not wrong else f"{len(wrong)} wrong")
+        return 2 if wrong else 0
+    try:
+        asyncio.run(serve(loaded.options))
+    except (StartError, StateError) as error:
+        print(f"cache-planner: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""Every option of the planner, declared once: flag, key of the configuration, range and help.
+
+The keys are those of Dynamo's PlannerConfig where it has one of this meaning. Times are seconds
+unless a name says `_ms`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
+
+from planner.core.perf.capacity import Slo
+from planner.core.rules import DownRule, Rules
+from proxy.config.model import After, Before, Model, OptionError
+from proxy.config.secrets import SecretStr, is_loopback, long_enough, secret_text, sendable
+from proxy.config.sources import Option
+
+FLEET, TARGETS, LOOPS, PREDICTION = "Fleet", "Targets and limits", "Loops", "Prediction"
+CARRYING, WATCHING = "Carrying out", "Watching"
+Count = Annotated[int, Meta(ge=1, le=10**6)]
+Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+Word = Annotated[str, Meta(pattern=r"^\S+$")]
+SECRET_FORM = "text, never shown, or @FILE that holds it, or none"
+MOST_PROXIES = 16
+
+
+def _urls(value: object) -> object:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        raise ValueError("a list of addresses")
+    urls = tuple(_url(str(part).strip()) for part in parts)
+    if len(urls) > MOST_PROXIES:
+        raise ValueError(f"at most {MOST_PROXIES}")
+    return urls
+
+
+def _url(text: str) -> str:
+    if not text or any(c.isspace() for c in text):
+        raise ValueError("an address is empty, or has spaces")
+    return text.rstrip("/") if "://" in text else f"http://{text}"
+
+
+def _words(value: object) -> object:
+    return tuple(value.split()) if isinstance(value, str) else tuple(map(str, value))  # type: ignore[call-overload]
+
+
+class PlannerOptions(Model):
+    """Scale a fleet of vLLM instances behind cache-proxy, before users notice."""
+
+    topics: ClassVar[tuple[str, ...]] = (*(FLEET, TARGETS, LOOPS, PREDICTION, CARRYING, WATCHING),)
+
+    proxies: Annotated[
+        tuple[str, ...],
+        Before(_urls),
+        Meta(min_length=1),
+        Option(
+            FLEET,
+            "Admin addresses of all proxies in front of the fleet.",
+            allowed=f"[http://]host:port, comma separated, 1 to {MOST_PROXIES}",
+        ),
+    ]
+    proxy_token: Annotated[
+        SecretStr | None,
+        Before(secret_text),
+        After(sendable),
+        Option(FLEET, "The proxies' --admin-token.", allowed=SECRET_FORM),
+    ] = None
+    match: Annotated[
+        Word, Option(FLEET, "Glob over the names of the instances that are scaled.")
+    ] = "*"
+    gpus_per_replica: Annotated[Count, Option(FLEET, "GPUs of one instance.")] = 1
+    max_num_seqs: Annotated[Count, Option(FLEET, "The engines' --max-num-seqs.")] = 256
+    max_num_batched_tokens: Annotated[
+        Count, Option(FLEET, "The engines' --max-num-batched-tokens.")
+    ] = 8192
+    mode: Annotated[
+        Literal["agg"],
+        Option(FLEET, "Each instance prefills and decodes; the proxy does not send by kind."),
+    ] = "agg"
+
+    ttft_ms: Annotated[
+        Annotated[float, Meta(gt=0, le=1e7)], Option(TARGETS, "Target of the first token.", "ms")
+    ] = 500.0
+    itl_ms: Annotated[
+        Annotated[float, Meta(gt=0, le=1e6)],
+        Option(TARGETS, "Target of the time between two tokens of a stream.", "ms"),
+    ] = 50.0
+    optimization_target: Annotated[
+        Literal["sla"], Option(TARGETS, "The targets above, by a model of the engines.")
+    ] = "sla"
+    min_endpoint: Annotated[
+        Annotated[int, Meta(ge=1, le=10**5)], Option(TARGETS, "Fewest instances.")
+    ] = 1
+    max_gpu_budget: Annotated[
+        Annotated[int, Meta(ge=-1, le=10**6)],
+        Option(TARGETS, "Most GPUs of all instances; -1: no limit."),
+    ] = 8
+    max_throughput_scaling_replicas: Annotated[
+        Count, Option(TARGETS, "Most instances by which throughput scaling changes at once.")
+    ] = 8
+
+    enable_throughput_scaling: Annotated[bool, Option(LOOPS, "Follow the predicted load.")] = True
+    enable_load_scaling: Annotated[bool, Option(LOOPS, "Follow what instances have now.")] = True
+    throughput_adjustment_interval_seconds: Annotated[
+        Seconds, Option(LOOPS, "Time between two predictions, and the window of traffic.", "s")
+    ] = 180.0
+    load_adjustment_interval_seconds: Annotated[
+        Seconds, Option(LOOPS, "Time between two looks at the instances.", "s")
+    ] = 5.0
+    tick_max_duration_seconds: Annotated[
+        Seconds, Option(LOOPS, "A tick that takes longer changes nothing.", "s")
+    ] = 30.0
+    load_min_observations: Annotated[
+        Count, Option(LOOPS, "Observed iterations before the model of the engines is used.")
+    ] = 5
+    load_scaling_down_sensitivity: Annotated[
+        Annotated[float, Meta(ge=0, le=100)],
+        Option(LOOPS, "Share of the targets below which an instance is taken away.", "%"),
+    ] = 80.0
+    scale_down_rule: Annotated[
+        Literal["consolidation", "sensitivity"],
+        Option(
+            LOOPS,
+            "Whether the others could take over is asked, or, as the founding design has it, "
+            "only whether all have room now; that one may go down and up for ever.",
+        ),
+    ] = "consolidation"
+
+    load_predictor: Annotated[
+        Literal["constant", "kalman", "holt", "seasonal"], Option(PREDICTION, "The predictor.")
+    ] = "kalman"
+    load_predictor_log1p: Annotated[
+        bool, Option(PREDICTION, "Predict the logarithm: growth by a factor is a line then.")
+    ] = False
+    speculative_nextn: Annotated[
+        Annotated[int, Meta(ge=0, le=64)],
+        Option(PREDICTION, "Tokens that the engines draft per step; 0: none."),
+    ] = 0
+
+    advisory: Annotated[
+        bool, Option(CARRYING, "Decide, publish figures and log, and carry out nothing.")
+    ] = True
+    scaler: Annotated[
+        Literal["noop", "file", "exec", "virtual"], Option(CARRYING, "What carries decisions out.")
+    ] = "noop"
+    scaler_command: Annotated[
+        tuple[str, ...],
+        Before(_words),
+        Option(
+            CARRYING,
+            "Command of the scaler exec; it is called with list, start NAME, stop NAME.",
+            allowed="words, separated by spaces",
+        ),
+    ] = ()
+    decision_file: Annotated[
+        Path | None, Option(CARRYING, "File of the scaler file, with the last decision as JSON.")
+    ] = None
+    scaling_max_wait_seconds: Annotated[
+        Seconds, Option(CARRYING, "What has not come or gone by then counts as absent.", "s")
+    ] = 1800.0
+    state_file: Annotated[
+        Path, Option(CARRYING, "What a successor goes on with; locked while a planner runs.")
+    ] = Path("cache-planner.state.json")
+
+    control: Annotated[
+        Word, Option(WATCHING, "Address of the planner's own listener; port 0: the kernel chooses.")
+    ] = "127.0.0.1:9180"
+    control_token: Annotated[
+        SecretStr | None,
+        Before(secret_text),
+        After(sendable),
+        After(long_enough),
+        Option(
+            WATCHING,
+            "Token that requests must send as Authorization: Bearer; needed beyond loopback.",
+            allowed=SECRET_FORM,
+        ),
+    ] = None
+    audit_log: Annotated[
+        Path | None, Option(WATCHING, "File with a line of JSON per decision, its inputs and why.")
+    ] = None
+    report_file: Annotated[
+        Path | None,
+        Option(WATCHING, "Report as HTML, written at the end and every report_interval_hours."),
+    ] = None
+    report_interval_hours: Annotated[
+        Annotated[float, Meta(gt=0, le=1e4)], Option(WATCHING, "Time between two reports.", "h")
+    ] = 24.0
+
+    def check(self) -> None:
+        """Options that contradict each other."""
+        self._check_loops()
+        gpus = self.min_endpoint * self.gpus_per_replica
+        if 0 <= self.max_gpu_budget < gpus or self.max_gpu_budget == 0:
+            raise OptionError(
+                "max_gpu_budget", f"min_endpoint and gpus_per_replica need {gpus} at least"
+            )
+        for scaler, needed in (("exec", "scaler_command"), ("file", "decision_file")):
+            if self.scaler == scaler and not getattr(self, needed):
+                raise OptionError(needed, f"the scaler {scaler} needs it")
+        host, port = self.control_address
+        if not is_loopback(host) and self.control_token is None:
+            raise OptionError("control_token", f"{host}:{port} is not loopback, so it is needed")
+
+    def _check_loops(self) -> None:
+        if not (self.enable_throughput_scaling or self.enable_load_scaling):
+            raise OptionError("enable_load_scaling", "one of the two loops has to be on")
+        slow = round(1000 * self.throughput_adjustment_interval_seconds)
+        fast = max(1, round(1000 * self.load_adjustment_interval_seconds))
+        if self.enable_throughput_scaling and self.enable_load_scaling and slow % fast:
+            raise OptionError(
+                "load_adjustment_interval_seconds",
+                "it has to divide throughput_adjustment_interval_seconds",
+            )
+
+    @property
+    def control_address(self) -> tuple[str, int]:
+        """Host and port of the listener. Raises OptionError."""
+        host, _, port = self.control.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise OptionError("control", "it is not of the form HOST:PORT")
+        return host.strip("[]"), int(port)
+
+    @property
+    def rules(self) -> Rules:
+        """What the builtin plugins go by."""
+        return Rules(
+            Slo(self.ttft_ms / 1000, self.itl_ms / 1000),
+            self.enable_throughput_scaling,
+            self.enable_load_scaling,
+            self.throughput_adjustment_interval_seconds,
+            self.load_adjustment_interval_seconds,
+            self.load_predictor,
+            self.load_predictor_log1p,
+            self.load_scaling_down_sensitivity / 100,
+            DownRule(self.scale_down_rule),
+            self.max_throughput_scaling_replicas,
+            self.min_endpoint,
+            self.load_min_observations,
+            1.0 + self.speculative_nextn,
+        )

@@ -1,0 +1,304 @@
+"""The tick loop: look, decide, keep the decision, then have it carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import orjson
+
+from planner.config.components import Component
+from planner.config.options import PlannerOptions
+from planner.core.budget import OFF, Limits
+from planner.core.builtin import Builtin
+from planner.core.memory import recall, remembered
+from planner.core.pipeline import Outcome
+from planner.core.types import Capabilities, Context
+from planner.scalers.base import Applied, Decision, Scaler, ScalerError
+from planner.sources.live import Live
+from planner.sources.proxy import Proxies
+from planner.state_file import Kept, StateError, StateFile
+from planner.telemetry.metrics import Metrics
+from planner.telemetry.recorder import Recorder
+from planner.telemetry.report import report_html
+from planner.telemetry.snapshot import Snapshot, TickOutcome, decided_of, reason_of, seen_of
+from replayer.arguments import replace_file
+
+SAVE_S = 60.0
+"""Time between two writes of what was learned; decisions are written at once."""
+_log = logging.getLogger("planner")
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """`now_s`: monotonic; `epoch_s`: seconds of the epoch."""
+
+    now_s: Callable[[], float]
+    epoch_s: Callable[[], float]
+
+
+@dataclass(slots=True)
+class _Now:
+    """What a tick has come to so far."""
+
+    began_s: float
+    context: Context | None = None
+    outcome: Outcome | None = None
+    applied: Applied = field(default_factory=Applied)
+    failure: str = ""
+
+
+def components_of(options: PlannerOptions) -> list[Component]:
+    """The components that the options describe."""
+    gpus, most = options.gpus_per_replica, options.max_gpu_budget
+    replicas = most // gpus if most >= 0 else 10**6
+    return [
+        Component(
+            match=options.match,
+            gpus_per_replica=gpus,
+            min_endpoint=options.min_endpoint,
+            max_endpoint=replicas,
+        )
+    ]
+
+
+def capabilities_of(options: PlannerOptions) -> Capabilities:
+    """What one instance can hold; its KV cache is what the proxy knows."""
+    return Capabilities(
+        options.gpus_per_replica, options.max_num_batched_tokens, options.max_num_seqs
+    )
+
+
+class Planner:
+    """One planner of one fleet; `scaler` is not called while it is advisory."""
+
+    def __init__(
+        self, options: PlannerOptions, live: Live, proxies: Proxies, scaler: Scaler, clocks: Clocks
+    ) -> None:
+        self._options, self._live, self._proxies = options, live, proxies
+        self._scaler, self._clocks = scaler, clocks
+        self._components = components_of(options)
+        self.floors = {one.name: one.min_endpoint for one in self._components}
+        """Fewest replicas by component; an operator may change them while it runs."""
+        self._limits = Limits(
+            {one.name: one.gpus_per_replica for one in self._components},
+            self.floors,
+            options.max_gpu_budget if options.max_gpu_budget >= 0 else OFF,
+        )
+        self.builtin = Builtin(options.rules, self._limits)
+        self.metrics = Metrics()
+        self.metrics.is_advisory(advisory=options.advisory)
+        self.recorder = Recorder()
+        self.decision: Decision | None = None
+        self._state: StateFile | None = None
+        self._ticks, self._saved_s, self._reported_s = 0, 0.0, 0.0
+        self._last_s: float | None = None
+        self._is_done = False
+        self._decided_s = 0.0
+        self._said = ""
+
+    def most_replicas(self, name: str) -> int:
+        """The most replicas of a component that its GPUs allow."""
+        return next(one.max_endpoint for one in self._components if one.name == name)
+
+    def begin(self) -> None:
+        """Hold the state file, and go on where the process before has ended. Raises StateError."""
+        self._state = StateFile(self._options.state_file)
+        kept, why_anew = self._state.load()
+        now_s = self._clocks.now_s()
+        try:
+            if kept.learned:
+                recall(self.builtin, kept.learned, now_s)
+            self._scaler.recall(kept.notes)
+        except (ValueError, KeyError, TypeError) as error:
+            why_anew = f"state_file {self._options.state_file}: of another form: {error}"
+        if why_anew:
+            _log.warning("%s; begun anew", why_anew)
+        self.decision = kept.decision
+        known = {name: count for name, count in kept.floors.items() if name in self.floors}
+        self.floors.update(known)
+        self._decided_s = self._saved_s = self._reported_s = now_s
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Tick until `stop`; a tick that is missed is not made up for."""
+        interval_s = self.builtin.interval_s
+        while not stop.is_set():
+            began_s = self._clocks.now_s()
+            await self.tick()
+            self._report_when_due()
+            rest_s = interval_s - (self._clocks.now_s() - began_s)
+            try:
+                async with asyncio.timeout(max(0.0, rest_s)):
+                    await stop.wait()
+            except TimeoutError:
+                continue
+
+    async def tick(self) -> Snapshot:
+        """Look at the fleet, decide, and go a step towards the decision."""
+        self._ticks += 1
+        now = _Now(self._clocks.now_s())
+        try:
+            async with asyncio.timeout(self._options.tick_max_duration_seconds):
+                how = await self._ticked(now)
+        except TimeoutError:
+            how = TickOutcome.TIMEOUT
+        except ScalerError as error:
+            how, now.failure = TickOutcome.FAILED, str(error)
+            self.metrics.failed(self._scaler.name, error.failure)
+        except StateError as error:
+            how, now.failure = TickOutcome.FAILED, str(error)
+        snapshot = self._snapshot(now, how)
+        self._show(snapshot, now)
+        return snapshot
+
+    async def _ticked(self, now: _Now) -> TickOutcome:
+        expected = {} if self._options.advisory else self._targets()
+        now.context = await self._live.look(self._ticks, now.began_s, expected)
+        if now.context is None:
+            now.failure = "; ".join(self._proxies.failures())
+            return TickOutcome.NO_DATA
+        now.outcome = self.builtin.tick(now.context)
+        if now.outcome.rejected_by:
+            return TickOutcome.REJECTED
+        is_new = self._decide(now.context, now.outcome)
+        if self._options.advisory:
+            return TickOutcome.ADVISORY if is_new else TickOutcome.UNCHANGED
+        return await self._carry_out(now, is_new=is_new)
+
+    def _targets(self) -> Mapping[str, int]:
+        return {} if self.decision is None else self.decision.targets
+
+    def _decide(self, context: Context, outcome: Outcome) -> bool:
+        """Whether the targets are others than before; they are kept before anybody acts on them."""
+        targets = dict(outcome.targets)
+        before = self._targets() or context.baseline
+        if targets == dict(before):
+            return False
+        number = 0 if self.decision is None else self.decision.decision_id + 1
+        reason = reason_of(decided_of(outcome, self.builtin))
+        decision = Decision(number, targets, round(self._clocks.epoch_s(), 3), reason)
+        self._keep(decision)
+        self.decision, self._is_done, self._decided_s = decision, False, self._clocks.now_s()
+        changes = ", ".join(f"{n} {before.get(n, 0)} -> {count}" for n, count in targets.items())
+        mode = " (advisory)" if self._options.advisory else ""
+        _log.info("decision %d%s: %s; %s", number, mode, changes, reason)
+        return True
+
+    async def _carry_out(self, now: _Now, *, is_new: bool) -> TickOutcome:
+        if self.decision is None:
+            return TickOutcome.UNCHANGED
+        notes = dict(self._scaler.notes())
+        now.applied = await self._scaler.apply(self.decision, self._proxies)
+        if notes != self._scaler.notes():
+            self._keep(self.decision)
+        if now.applied.is_done:
+            was_done, self._is_done = self._is_done, True
+            return TickOutcome.UNCHANGED if was_done and not is_new else TickOutcome.APPLY
+        self._is_done = False
+        waited_s = self._clocks.now_s() - self._decided_s
+        if waited_s > self._options.scaling_max_wait_seconds:
+            now.failure = f"not done after {waited_s:.0f} s: {now.applied.waits_for}"
+        return TickOutcome.IN_PROGRESS
+
+    def save(self) -> None:
+        """Keep what a successor needs; a failure is said, and changes nothing."""
+        try:
+            self._keep(self.decision)
+        except StateError as error:
+            _log.warning("%s", error)
+
+    def _keep(self, decision: Decision | None) -> None:
+        """Keep it with all that was learned. Raises StateError."""
+        self._saved_s = self._clocks.now_s()
+        if self._state is not None:
+            own = {n: count for n, count in self.floors.items() if count != self._own_floor(n)}
+            notes = dict(self._scaler.notes())
+            self._state.save(Kept(decision, remembered(self.builtin), notes, own))
+
+    def _own_floor(self, name: str) -> int:
+        return next(one.min_endpoint for one in self._components if one.name == name)
+
+    def _snapshot(self, now: _Now, how: TickOutcome) -> Snapshot:
+        end_s = self._clocks.now_s()
+        targets = self._targets() if now.outcome is None else now.outcome.targets
+        return Snapshot(
+            self._ticks,
+            round(self._clocks.epoch_s(), 3),
+            how,
+            round(end_s - now.began_s, 6),
+            dict(targets),
+            None if now.context is None else seen_of(now.context, self.builtin),
+            None if now.outcome is None else decided_of(now.outcome, self.builtin),
+            now.applied.waits_for,
+            now.failure,
+        )
+
+    def _show(self, snapshot: Snapshot, now: _Now) -> None:
+        """In metrics, in the audit log and, when it is another than before, on stderr."""
+        self.recorder.add(snapshot)
+        self.metrics.tick(snapshot, self._gpu_hours(now))
+        self.metrics.ages(self._proxies.ages_s(self._clocks.now_s()))
+        self.metrics.absent(self._live.absent)
+        self.metrics.start_ups(self._live.start_ups_s)
+        said = snapshot.failure or (
+            "the tick took too long" if snapshot.outcome is TickOutcome.TIMEOUT else ""
+        )
+        if said != self._said:
+            _log.warning("%s", said) if said else _log.info("ticks are well again")
+            self._said = said
+        if snapshot.outcome in (TickOutcome.APPLY, TickOutcome.ADVISORY, TickOutcome.FAILED):
+            self._audit(snapshot)
+        if self._clocks.now_s() - self._saved_s > SAVE_S:
+            self.save()
+
+    def _gpu_hours(self, now: _Now) -> float:
+        """GPU hours since the tick before."""
+        last_s, self._last_s = self._last_s, now.began_s
+        if now.context is None or last_s is None:
+            return 0.0
+        count = sum(one.ready + one.pending for one in now.context.replicas.values())
+        return self._options.gpus_per_replica * count * (now.began_s - last_s) / 3600
+
+    def _audit(self, snapshot: Snapshot) -> None:
+        path = self._options.audit_log
+        if path is None:
+            return
+        try:
+            with path.open("ab") as file:
+                file.write(orjson.dumps({"decision": self.decision, **_document(snapshot)}) + b"\n")
+        except OSError as error:
+            _log.warning("audit_log %s: %s", path, error.strerror)
+
+    def _report_when_due(self) -> None:
+        now_s = self._clocks.now_s()
+        if now_s - self._reported_s >= self._options.report_interval_hours * 3600:
+            self._reported_s = now_s
+            self.report()
+
+    def page(self) -> str:
+        """The report of what was recorded."""
+        return report_html(self.recorder, self.builtin.rules.slo)
+
+    def report(self) -> None:
+        """Write the report, where one is wanted."""
+        path = self._options.report_file
+        if path is None:
+            return
+        try:
+            replace_file(path, self.page().encode())
+        except OSError as error:
+            _log.warning("report_file %s: %s", path, error.strerror)
+
+    async def end(self) -> None:
+        """Keep what was learned, write the last report, and let another planner begin."""
+        self.report()
+        if self._state is not None:
+            self.save()
+            self._state.close()
+        await self._scaler.aclose()
+
+
+def _document(snapshot: Snapshot) -> dict[str, object]:
+    return {name: getattr(snapshot, name) for name in Snapshot.__dataclass_fields__}

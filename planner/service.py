@@ -1,0 +1,109 @@
+"""One planner as a process: its parts put together, its listener, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+
+from planner.config.options import PlannerOptions
+from planner.control import application
+from planner.core.types import COMPONENT
+from planner.run import Clocks, Planner, capabilities_of, components_of
+from planner.scalers.base import Scaler, ScalerError
+from planner.scalers.registry import SCALERS
+from planner.sources.engines import Engines
+from planner.sources.live import Live
+from planner.sources.proxy import Proxies
+
+CLOSE_S = 2.0
+"""Time that open requests to the listener have when it ends."""
+VALIDATE_S = 30.0
+_log = logging.getLogger("planner")
+
+
+class StartError(Exception):
+    """The planner cannot begin; the text is one line."""
+
+
+@asynccontextmanager
+async def made(options: PlannerOptions) -> AsyncIterator[tuple[Planner, Scaler, Proxies]]:
+    """The parts of a planner, without its state; closed at the end."""
+    components = components_of(options)
+    token = options.proxy_token
+    async with aiohttp.ClientSession() as session:
+        secret = token.get_secret_value() if token is not None else None
+        proxies = Proxies(session, options.proxies, secret, components)
+        live = Live(
+            proxies,
+            Engines(session),
+            {one: capabilities_of(options) for one in components},
+            options.throughput_adjustment_interval_seconds,
+            options.scaling_max_wait_seconds,
+        )
+        scaler = SCALERS[options.scaler](options)
+        clocks = Clocks(time.monotonic, time.time)  # noqa: TID251 - here it is injected
+        yield Planner(options, live, proxies, scaler, clocks), scaler, proxies
+
+
+async def validate(options: PlannerOptions) -> list[str]:
+    """What keeps a planner from beginning, a line each."""
+    wrong = []
+    async with made(options) as (_, scaler, proxies):
+        if await proxies.look(0.0) is None:
+            wrong += proxies.failures()
+        elif not proxies.members(COMPONENT):
+            wrong.append(f"match {options.match}: no instance of the proxies has such a name")
+        try:
+            async with asyncio.timeout(VALIDATE_S):
+                await scaler.validate(components_of(options))
+        except ScalerError as error:
+            wrong.append(str(error))
+        except TimeoutError:
+            wrong.append(f"scaler {scaler.name}: no answer within {VALIDATE_S:g} s")
+        await scaler.aclose()
+    return wrong
+
+
+async def serve(options: PlannerOptions) -> None:
+    """Run until SIGINT or SIGTERM. Raises StartError, StateError."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with made(options) as (planner, scaler, _):
+        planner.begin()
+        try:
+            if not options.advisory:
+                async with asyncio.timeout(VALIDATE_S):
+                    await scaler.validate(components_of(options))
+            async with _listening(options, application(planner, scaler, options.control_token)):
+                await planner.run(stop)
+        except ScalerError as error:
+            raise StartError(str(error)) from error
+        finally:
+            await planner.end()
+
+
+@asynccontextmanager
+async def _listening(options: PlannerOptions, app: web.Application) -> AsyncIterator[None]:
+    host, port = options.control_address
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise StartError(f"control {host}:{port}: {error.strerror}") from error
+        mode = "advisory: nothing is carried out" if options.advisory else options.scaler
+        _log.info("planner listens on http://%s:%d; %s", *runner.addresses[0][:2], mode)
+        yield
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,120 @@
+"""What a tick sees of a real fleet: all sources, asked at once, as one context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.config.components import Component
+from planner.core.observe import EngineWindows, TrafficWindow, Work
+from planner.core.types import Capabilities, Context, Engine, Replicas, Traffic
+from planner.sources.engines import Engines
+from planner.sources.proxy import Proxies, Row, Told, account
+
+
+@dataclass(slots=True)
+class _Known:
+    """Names of a component's instances that have been ready, while they are there."""
+
+    proven: set[str] = field(default_factory=set)
+    wanted: int = 0
+    since_s: float = 0.0
+    """When so many were wanted first."""
+
+
+class Live:
+    """The fleet behind proxies. `max_wait_s`: what has not come by then counts as absent."""
+
+    def __init__(
+        self,
+        proxies: Proxies,
+        engines: Engines,
+        of: Mapping[Component, Capabilities],
+        window_s: float,
+        max_wait_s: float,
+    ) -> None:
+        self._proxies, self._engines = proxies, engines
+        self._of, self._max_wait_s = of, max_wait_s
+        self._window = TrafficWindow(window_s)
+        self._windows = {one.name: EngineWindows() for one in of}
+        self._known = {one.name: _Known() for one in of}
+        self.absent: dict[str, int] = {}
+        """Replicas by component that were ordered and never came."""
+        self.start_ups_s: list[float] = []
+        """Seconds from an order to the first ready instance behind it; the last 64."""
+
+    async def look(self, tick: int, now_s: float, expected: Mapping[str, int]) -> Context | None:
+        """The context of a tick, `expected`: the last targets; None where nobody tells of it.
+
+        Where no target is known yet, the instances that are there are the first.
+        """
+        told = await self._proxies.look(now_s)
+        if told is None:
+            return None
+        own = {one.name: {name: told.rows[name] for name in one.own(told.rows)} for one in self._of}
+        urls = {
+            name: rows[0].url for found in own.values() for name, rows in found.items() if _up(rows)
+        }
+        work = await self._engines.look(urls)
+        traffic = self._window.add(now_s, told.totals)
+        replicas, engines, capabilities = {}, {}, {}
+        for one, of in self._of.items():
+            name = one.name
+            replicas[name] = self._replicas(name, own[name], now_s, expected.get(name))
+            engines[name] = self._seen(name, own[name], work, told, traffic)
+            capabilities[name] = _measured(of, own[name])
+        baseline = {name: found.expected for name, found in replicas.items()}
+        return Context(tick, now_s, replicas, capabilities, traffic, engines, baseline=baseline)
+
+    def _replicas(
+        self, name: str, own: Mapping[str, Sequence[Row]], now_s: float, expected: int | None
+    ) -> Replicas:
+        """One that was ready and is down is lost, not pending: else it would stop the planner."""
+        known = self._known[name]
+        ready = {member for member, rows in own.items() if all(row.is_ready for row in rows)}
+        fresh = ready - known.proven
+        known.proven = {member for member in known.proven if member in own} | ready
+        leaving = sum(_drains(rows) for rows in own.values())
+        wanted = len(own) - leaving if expected is None else expected
+        if wanted != known.wanted:
+            known.wanted, known.since_s = wanted, now_s
+        elif fresh and now_s > known.since_s:
+            self.start_ups_s = [*self.start_ups_s[-63:], now_s - known.since_s]
+        serving = sum(not _drains(own[member]) for member in known.proven)
+        coming = max(0, wanted - serving)
+        if coming and now_s - known.since_s > self._max_wait_s:
+            self.absent[name], coming = coming, 0
+        else:
+            self.absent.pop(name, None)
+        return Replicas(len(ready), wanted, coming + leaving)
+
+    def _seen(
+        self,
+        name: str,
+        own: Mapping[str, Sequence[Row]],
+        work: Mapping[str, Work],
+        told: Told,
+        traffic: Traffic | None,
+    ) -> tuple[Engine, ...]:
+        """The instances that serve; what waits in the proxies belongs to all of them evenly."""
+        ready = {member: rows for member, rows in own.items() if all(row.is_ready for row in rows)}
+        isl_tokens = (traffic.isl_tokens if traffic else None) or 0.0
+        waiting = told.queued * isl_tokens / max(1, len(ready))
+        accounts = {member: account(rows) for member, rows in ready.items()}
+        return self._windows[name].look(accounts, work, waiting)
+
+
+def _up(rows: Sequence[Row]) -> bool:
+    return all(row.is_up for row in rows)
+
+
+def _drains(rows: Sequence[Row]) -> bool:
+    return any(row.is_draining for row in rows)
+
+
+def _measured(of: Capabilities, own: Mapping[str, Sequence[Row]]) -> Capabilities:
+    """What an instance can hold: the smallest KV cache, as the proxy knows it."""
+    known = [
+        row.kv_tokens_assumed for rows in own.values() for row in rows if row.kv_tokens_assumed
+    ]
+    return replace(of, kv_tokens=min(known)) if known else of

@@ -1,0 +1,257 @@
+"""The proxies in front of a fleet: what they count, whom they know, and how they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from planner.config.components import Component
+from planner.core.observe import Account, Counters, Totals, total
+from planner.scalers.base import Failure, Member, ScalerError
+from planner.sources.reading import SourceError, fetch, samples
+
+ISSUED, QUEUED = "cache_proxy_issued_total", "cache_proxy_queued_requests"
+PROMPTS, ANSWERS = "cache_proxy_isl_tokens", "cache_proxy_osl_tokens"
+TTFT, TPOT = "cache_proxy_ttft_seconds", "cache_proxy_tpot_seconds"
+LOOKED_UP = "cache_proxy_prefix_cache_queries_total"
+HITS = (
+    "cache_proxy_prefix_cache_hits_total",
+    "cache_proxy_external_prefix_cache_hits_total",
+)
+NAMES = (
+    *(ISSUED, QUEUED, LOOKED_UP, *HITS),
+    *(f"{name}_{part}" for name in (PROMPTS, ANSWERS, TTFT, TPOT) for part in ("sum", "count")),
+)
+ABSENT_S = 60.0
+"""A proxy that cannot be read for so long is counted no more; before that nothing is decided."""
+
+
+class _Load(msgspec.Struct):
+    prefill_tokens: float
+    prefill_requests: int
+    inbound_requests: int
+    decode_tokens: float
+    decode_requests: int
+
+
+class _Health(msgspec.Struct):
+    started_at: float
+
+
+class _Heat(msgspec.Struct):
+    is_drained: bool = False
+
+
+class Row(msgspec.Struct):
+    """An instance as `GET /instances` has it; members that are not used are not read."""
+
+    name: str
+    url: str
+    is_up: bool
+    is_draining: bool
+    load: _Load
+    heat: _Heat
+    live_kv_tokens: float = 0.0
+    kv_tokens_assumed: int | None = None
+    incarnation: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it gets new requests: it is up, and nobody drains it."""
+        return self.is_up and not self.is_draining and not self.heat.is_drained
+
+    @property
+    def requests(self) -> int:
+        """Requests that it works on."""
+        load = self.load
+        return load.prefill_requests + load.inbound_requests + load.decode_requests
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What all proxies have counted, what waits in them, and a row per instance and proxy."""
+
+    totals: Totals
+    queued: float
+    rows: Mapping[str, tuple[Row, ...]]
+
+
+@dataclass(slots=True)
+class _Proxy:
+    """What is known of one proxy. `failure`: of the last look, empty where it was read."""
+
+    url: str
+    queued: float = 0.0
+    rows: Sequence[Row] = ()
+    read_s: float | None = None
+    started_at: float = 0.0
+    failure: str = "not read yet"
+
+
+class Proxies:
+    """All proxies of a fleet: the source of traffic, and the `Fleet` of a scaler."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        urls: Sequence[str],
+        token: str | None,
+        components: Sequence[Component],
+    ) -> None:
+        self._session, self._components = session, {one.name: one for one in components}
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._proxies = [_Proxy(url.rstrip("/")) for url in urls]
+        self._counters, self._grown = Counters(), dict[str, float]()
+        self._now_s = 0.0
+
+    def ages_s(self, now_s: float) -> dict[str, float | None]:
+        """Seconds since each proxy was read; None for never."""
+        return {p.url: None if p.read_s is None else now_s - p.read_s for p in self._proxies}
+
+    def failures(self) -> list[str]:
+        """Why proxies were not read at the last look."""
+        return [one.failure for one in self._proxies if one.failure]
+
+    async def look(self, now_s: float) -> Told | None:
+        """Read all; None where one of them that still counts does not answer."""
+        self._now_s = now_s
+        async with asyncio.TaskGroup() as tasks:
+            for one in self._proxies:
+                tasks.create_task(self._read(one, now_s))
+        counted = self._counted()
+        if not counted or any(one.failure for one in counted):
+            return None
+        rows: dict[str, tuple[Row, ...]] = {}
+        for row in (row for one in counted for row in one.rows):
+            rows[row.name] = (*rows.get(row.name, ()), row)
+        queued = sum(one.queued for one in counted)
+        return Told(self._totals(queued), queued, rows)
+
+    def _counted(self) -> list[_Proxy]:
+        """The proxies that count: those read a short time ago."""
+        least_s = self._now_s - ABSENT_S
+        return [one for one in self._proxies if one.read_s is not None and one.read_s > least_s]
+
+    async def _read(self, one: _Proxy, now_s: float) -> None:
+        try:
+            _, exposition = await fetch(
+                self._session, "GET", f"{one.url}/metrics", headers=self._headers
+            )
+            _, document = await fetch(
+                self._session, "GET", f"{one.url}/instances", headers=self._headers
+            )
+            _, health = await fetch(
+                self._session,
+                "GET",
+                f"{one.url}/health",
+                headers=self._headers,
+                allowed=(200, 503),
+            )
+            told = {self._key(name, of): v for name, of, v in samples(exposition, NAMES)}
+            rows = msgspec.json.decode(document, type=list[Row])
+            started_at = msgspec.json.decode(health, type=_Health).started_at
+        except SourceError as error:
+            one.failure = str(error)
+            return
+        except msgspec.MsgspecError as error:
+            one.failure = f"{one.url}: an answer of another form: {str(error)[:200]}"
+            return
+        if ISSUED not in told:
+            one.failure = f"GET {one.url}/metrics: there is no {ISSUED}; is it a cache-proxy?"
+            return
+        one.queued, one.rows = told.pop(QUEUED, 0.0), rows
+        one.read_s, one.failure, one.started_at = now_s, "", started_at
+        grown: dict[str, float] = {}
+        for key, value in self._counters.grown(one.url, told).items():
+            name = key.partition(" ")[0]
+            grown[name] = grown.get(name, 0.0) + value
+        self._grown = total([self._grown, grown])
+
+    def _key(self, name: str, labels: Mapping[str, str]) -> str:
+        """A counter per instance where an engine's own is passed on: each falls at a restart."""
+        return f"{name} {labels['upstream']}" if "upstream" in labels else name
+
+    def _totals(self, queued: float) -> Totals:
+        def of(name: str) -> float:
+            return self._grown.get(name, 0.0)
+
+        return Totals(
+            of(ISSUED) + queued,
+            of(f"{PROMPTS}_count"),
+            of(f"{PROMPTS}_sum"),
+            of(f"{ANSWERS}_count"),
+            of(f"{ANSWERS}_sum"),
+            of(LOOKED_UP),
+            sum(of(name) for name in HITS),
+            *(of(f"{name}_{part}") for name in (TTFT, TPOT) for part in ("count", "sum")),
+        )
+
+    # What follows is the contract of `Fleet`.
+
+    def members(self, component: str) -> list[Member]:
+        """A component's instances at the last look, in the order of their names."""
+        rows: dict[str, list[Row]] = {}
+        for row in (row for one in self._counted() for row in one.rows):
+            rows.setdefault(row.name, []).append(row)
+        return [_member(name, rows[name]) for name in sorted(self._components[component].own(rows))]
+
+    async def drain(self, name: str) -> None:
+        """Have every proxy drain an instance. Raises ScalerError."""
+        await self._tell(
+            "DELETE", f"/instances/{quote(name, safe='')}?drain=true", None, (202, 404)
+        )
+
+    async def has_left(self, name: str) -> bool:
+        """Whether no proxy knows an instance any more."""
+        return all(row.name != name for one in self._counted() for row in one.rows)
+
+    async def add(self, name: str, url: str) -> None:
+        """Have every proxy know an instance. Raises ScalerError."""
+        address = url.removeprefix("http://")
+        await self._tell("POST", "/instances", {"instance": f"{name}={address}"}, (200, 201, 409))
+
+    def generation(self) -> str:
+        """The starts of all proxies that have been read."""
+        return ",".join(str(one.started_at) for one in self._proxies)
+
+    async def _tell(self, method: str, path: str, body: object, allowed: tuple[int, ...]) -> None:
+        for one in self._proxies:
+            try:
+                await fetch(
+                    self._session,
+                    method,
+                    f"{one.url}{path}",
+                    headers=self._headers,
+                    body=body,
+                    allowed=allowed,
+                )
+            except SourceError as error:
+                raise ScalerError(Failure.UNREACHABLE, str(error)) from error
+
+
+def _member(name: str, rows: Sequence[Row]) -> Member:
+    """An instance as all proxies know it: each has its own requests there."""
+    held = sum(row.load.prefill_tokens + row.load.decode_tokens for row in rows)
+    return Member(
+        name,
+        rows[0].url,
+        is_ready=all(row.is_ready for row in rows),
+        is_draining=any(row.is_draining for row in rows),
+        requests=sum(row.requests for row in rows),
+        held_tokens=round(held + sum(row.live_kv_tokens for row in rows)),
+    )
+
+
+def account(rows: Sequence[Row]) -> Account:
+    """The tokens of an instance that all proxies count."""
+    loads = [row.load for row in rows]
+    return Account(
+        sum(load.prefill_tokens for load in loads),
+        sum(load.decode_requests for load in loads),
+        sum(load.decode_tokens for load in loads),
+    )

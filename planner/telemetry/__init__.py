@@ -1,0 +1,1 @@
+"""What the planner shows of itself: metrics, audit, report."""

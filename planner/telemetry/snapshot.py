@@ -1,0 +1,96 @@
+"""One tick as a document: what was seen, predicted, proposed and decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from planner.core.builtin import Builtin
+from planner.core.pipeline import Outcome
+from planner.core.propose.load import Judge, LoadDecision
+from planner.core.propose.throughput import ThroughputDecision
+from planner.core.types import Context
+
+
+class TickOutcome(StrEnum):
+    """How a tick has ended."""
+
+    APPLY = "apply"
+    ADVISORY = "advisory"
+    NO_DATA = "no_data"
+    UNCHANGED = "unchanged"
+    REJECTED = "rejected"
+    TIMEOUT = "tick_timeout"
+    IN_PROGRESS = "in_progress"
+    FAILED = "scaler_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A tick. `at`: seconds of the epoch. `seen` and `decided` are None where nothing was read."""
+
+    tick: int
+    at: float
+    outcome: TickOutcome
+    duration_s: float
+    targets: Mapping[str, int]
+    seen: Mapping[str, Any] | None = None
+    decided: Mapping[str, Any] | None = None
+    waits_for: str = ""
+    failure: str = ""
+
+
+def seen_of(context: Context, builtin: Builtin) -> dict[str, Any]:
+    """Replicas, traffic, and what an average request would meet on each instance now."""
+    traffic = context.traffic
+    return {
+        "replicas": {name: asdict(one) for name, one in context.replicas.items()},
+        "traffic": None if traffic is None else asdict(traffic),
+        "engines": {
+            name: [_engine(builtin, name, engine, context) for engine in engines]
+            for name, engines in context.engines.items()
+        },
+    }
+
+
+def _engine(builtin: Builtin, component: str, engine: Any, context: Context) -> dict[str, Any]:
+    model, typical = builtin.state.model(component), builtin.load.typical()
+    told = asdict(engine)
+    if model is None or typical is None:
+        return told
+    found = Judge(model, typical, context.capabilities[component]).estimate(engine)
+    return told | {"ttft_s": found.ttft_s, "itl_s": found.itl_s}
+
+
+def decided_of(outcome: Outcome, builtin: Builtin) -> dict[str, Any]:
+    """The prediction, what each loop has decided, and what limits have made of it."""
+    return {
+        "prediction": asdict(outcome.prediction),
+        "load": {name: str(one) for name, one in builtin.load.decisions.items()},
+        "throughput": {name: str(one) for name, one in builtin.throughput.decisions.items()},
+        "floors": {name: one.replicas for name, one in builtin.state.floors.items()},
+        "capacities": {name: asdict(one) for name, one in builtin.throughput.capacities.items()},
+        "stages": {str(stage): dict(one.targets) for stage, one in outcome.stages.items()},
+        "limits": outcome.limits.reason,
+        "rejected_by": outcome.rejected_by,
+        "targets": dict(outcome.targets),
+    }
+
+
+def reason_of(decided: Mapping[str, Any]) -> str:
+    """Why a target changed, in a few words."""
+    quiet = {LoadDecision.NO_CHANGE, LoadDecision.DISABLED, ThroughputDecision.DISABLED}
+    parts = [
+        f"{loop} of {name}: {said}"
+        for loop in ("throughput", "load")
+        for name, said in decided[loop].items()
+        if said not in quiet
+    ]
+    if decided["floors"]:
+        floors = ", ".join(f"{name} {count}" for name, count in decided["floors"].items())
+        parts.append(f"lower bound: {floors}")
+    if decided["limits"]:
+        parts.append(decided["limits"])
+    return "; ".join(parts)
