@@ -48,6 +48,8 @@ class _Now:
     outcome: Outcome | None = None
     applied: Applied = field(default_factory=Applied)
     failure: str = ""
+    is_new: bool = False
+    """Whether it has made a decision."""
 
 
 def components_of(options: PlannerOptions) -> list[Component]:
@@ -162,10 +164,10 @@ class Planner:
         now.outcome = self.builtin.tick(now.context)
         if now.outcome.rejected_by:
             return TickOutcome.REJECTED
-        is_new = self._decide(now.context, now.outcome)
+        now.is_new = self._decide(now.context, now.outcome)
         if self._options.advisory:
-            return TickOutcome.ADVISORY if is_new else TickOutcome.UNCHANGED
-        return await self._carry_out(now, is_new=is_new)
+            return TickOutcome.ADVISORY if now.is_new else TickOutcome.UNCHANGED
+        return await self._carry_out(now)
 
     def _targets(self) -> Mapping[str, int]:
         return {} if self.decision is None else self.decision.targets
@@ -186,7 +188,7 @@ class Planner:
         _log.info("decision %d%s: %s; %s", number, mode, changes, reason)
         return True
 
-    async def _carry_out(self, now: _Now, *, is_new: bool) -> TickOutcome:
+    async def _carry_out(self, now: _Now) -> TickOutcome:
         if self.decision is None:
             return TickOutcome.UNCHANGED
         notes = dict(self._scaler.notes())
@@ -195,7 +197,7 @@ class Planner:
             self._keep(self.decision)
         if now.applied.is_done:
             was_done, self._is_done = self._is_done, True
-            return TickOutcome.UNCHANGED if was_done and not is_new else TickOutcome.APPLY
+            return TickOutcome.UNCHANGED if was_done else TickOutcome.APPLY
         self._is_done = False
         waited_s = self._clocks.now_s() - self._decided_s
         if waited_s > self._options.scaling_max_wait_seconds:
@@ -248,7 +250,7 @@ class Planner:
         if said != self._said:
             _log.warning("%s", said) if said else _log.info("ticks are well again")
             self._said = said
-        if snapshot.outcome in (TickOutcome.APPLY, TickOutcome.ADVISORY, TickOutcome.FAILED):
+        if now.is_new or snapshot.outcome in (TickOutcome.APPLY, TickOutcome.FAILED):
             self._audit(snapshot)
         if self._clocks.now_s() - self._saved_s > SAVE_S:
             self.save()
