@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -28,7 +29,7 @@ NAMES = (
     *(f"{name}_{part}" for name in (PROMPTS, ANSWERS, TTFT, TPOT) for part in ("sum", "count")),
 )
 ABSENT_S = 60.0
-"""A proxy that cannot be read for so long is counted no more; before that nothing is decided."""
+"""A proxy that cannot be read for so long is counted no more; until then nothing is decided."""
 
 
 class _Load(msgspec.Struct):
@@ -107,7 +108,7 @@ class Proxies:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._proxies = [_Proxy(url.rstrip("/")) for url in urls]
         self._counters, self._grown = Counters(), dict[str, float]()
-        self._now_s = 0.0
+        self._now_s, self._first_s = 0.0, math.inf
 
     def ages_s(self, now_s: float) -> dict[str, float | None]:
         """Seconds since each proxy was read; None for never."""
@@ -119,7 +120,7 @@ class Proxies:
 
     async def look(self, now_s: float) -> Told | None:
         """Read all; None where one of them that still counts does not answer."""
-        self._now_s = now_s
+        self._now_s, self._first_s = now_s, min(now_s, self._first_s)
         async with asyncio.TaskGroup() as tasks:
             for one in self._proxies:
                 tasks.create_task(self._read(one, now_s))
@@ -133,9 +134,10 @@ class Proxies:
         return Told(self._totals(queued), queued, rows)
 
     def _counted(self) -> list[_Proxy]:
-        """The proxies that count: those read a short time ago."""
+        """The proxies that count: those read a short time ago, and at the start all."""
         least_s = self._now_s - ABSENT_S
-        return [one for one in self._proxies if one.read_s is not None and one.read_s > least_s]
+        seen = ((one, self._first_s if one.read_s is None else one.read_s) for one in self._proxies)
+        return [one for one, read_s in seen if read_s > least_s]
 
     async def _read(self, one: _Proxy, now_s: float) -> None:
         try:

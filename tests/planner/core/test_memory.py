@@ -1,0 +1,61 @@
+"""A successor knows what the process before has learned."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from planner.core.builtin import Builtin, limits_of
+from planner.core.memory import recall, remembered
+from planner.core.rules import Rules
+from planner.core.types import COMPONENT, Capabilities, Context, Engine, Replicas, Traffic
+
+
+def made() -> Builtin:
+    return Builtin(Rules(throughput_interval_s=10.0), limits_of(1, 1, 9))
+
+
+def context(n: int) -> Context:
+    engine = Engine("a", 0.01 + 0.001 * n, 100.0 * n, 4 + n, 4000.0 * n, 50.0)
+    return Context(
+        n,
+        10.0 * n,
+        {COMPONENT: Replicas(1, 1)},
+        {COMPONENT: Capabilities()},
+        Traffic(10.0, 20.0 + 3 * n, 1000.0, 100.0, 0.5),
+        {COMPONENT: (engine,)},
+        baseline={COMPONENT: 1},
+    )
+
+
+def test_what_was_learned_is_decided_from_again() -> None:
+    first = made()
+    for n in range(1, 8):
+        first.tick(context(n))
+    kept = json.loads(json.dumps(remembered(first)))
+    second = made()
+    recall(second, kept, 0.0)
+    assert json.loads(json.dumps(remembered(second))) == kept
+    again, after = (one.tick(context(9)) for one in (first, second))
+    assert again.prediction == after.prediction
+    assert again.targets == after.targets
+    assert second.state.model(COMPONENT) is not None
+
+
+def test_nothing_learned_is_remembered_as_nothing() -> None:
+    second = made()
+    recall(second, json.loads(json.dumps(remembered(made()))), 0.0)
+    assert second.state.model(COMPONENT) is None
+    assert second.predict.windows.maxlen == 512
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [{}, {"windows": [{"what": 1}]}, {"windows": [], "floors": [], "lasts": {}, "models": {}}],
+)
+def test_another_form_is_a_value_error_and_changes_nothing(memory: dict[str, object]) -> None:
+    one = made()
+    with pytest.raises(ValueError, match="another form"):
+        recall(one, memory, 0.0)
+    assert remembered(one) == remembered(made())
