@@ -1,0 +1,169 @@
+"""The planner's listener: decisions and their acknowledgement, floors, metrics, the report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from planner import control
+from planner.control import application
+from planner.core.types import COMPONENT
+from planner.scalers.base import Decision
+from planner.scalers.noop import NoopScaler
+from planner.scalers.virtual import VirtualScaler
+from proxy.config.secrets import SecretStr
+from tests.planner.scalers.test_virtual import FLEET
+from tests.planner.test_run import Stage
+
+Client = TestClient[web.Request, web.Application]
+
+
+@asynccontextmanager
+async def listening(stage: Stage, *, token: str | None = None) -> AsyncIterator[Client]:
+    secret = None if token is None else SecretStr(token)
+    app = application(stage.planner, stage.scaler, secret)
+    async with TestClient(TestServer(app)) as client:
+        yield client
+
+
+def staged(folder: Path, scaler: Any) -> Stage:
+    stage = Stage(folder)
+    stage.planner._state.close()  # type: ignore[union-attr]
+    stage.scaler = scaler
+    stage.planner = stage.begun()
+    return stage
+
+
+async def answer(client: Client, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    async with client.request(method, path, data=data) as found:
+        text = await found.text()
+        return found.status, json.loads(text) if text else None
+
+
+async def test_an_orchestrator_polls_and_acknowledges_and_a_restart_keeps_it(
+    tmp_path: Path,
+) -> None:
+    stage = staged(tmp_path, VirtualScaler())
+    async with listening(stage) as client, asyncio.TaskGroup() as tasks:
+        polling = tasks.create_task(answer(client, "GET", "/v1/planner/decision"))
+        await stage.ticks(4)
+        status, told = await polling
+        assert (status, told["decision_id"], told["targets"]) == (200, 0, {COMPONENT: 2})
+        complete = "/v1/planner/complete"
+        wrong = {"decision_id": 7, "ok": True}
+        refused = 409, {"error": "decision_id: the current decision is 0"}
+        assert await answer(client, "POST", complete, wrong) == refused
+        body = {"decision_id": 0, "ok": True, "observed": {COMPONENT: 2}}
+        for _ in range(2):
+            assert await answer(client, "POST", complete, body) == (200, {"decision_id": 0})
+    kept = json.loads((tmp_path / "state.json").read_text())["kept"]
+    assert kept["notes"] == {"acknowledged": 0}, "before it was answered"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        ({"decision": 0}, 400),
+        ({"decision_id": "0"}, 422),
+        ({"decision_id": True}, 422),
+        ({"decision_id": 0, "ok": False}, 422),
+        (b"x" * (1 << 17), 413),
+    ],
+)
+async def test_a_wrong_acknowledgement_is_refused(tmp_path: Path, body: Any, status: int) -> None:
+    scaler = VirtualScaler()
+    await scaler.apply(Decision(0, {}, 0.0), FLEET)
+    async with listening(staged(tmp_path, scaler)) as client:
+        found, told = await answer(client, "POST", "/v1/planner/complete", body)
+        assert found == status
+        assert "\n" not in told["error"]
+    assert not (await scaler.apply(Decision(0, {}, 0.0), FLEET)).is_done
+
+
+@pytest.mark.parametrize("after", ["x", "-2", "1.5", "", "9" * 40])
+async def test_a_wrong_after_is_refused(tmp_path: Path, after: str) -> None:
+    async with listening(staged(tmp_path, VirtualScaler())) as client:
+        found = await answer(client, "GET", f"/v1/planner/decision?after={after}")
+        assert found == (400, {"error": "after: a whole number, -1 or more"})
+
+
+async def test_a_poll_without_a_decision_ends_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "POLL_S", 0.01)
+    async with listening(staged(tmp_path, VirtualScaler())) as client:
+        assert await answer(client, "GET", "/v1/planner/decision?after=3") == (204, None)
+    stage = Stage(tmp_path / "other")
+    async with listening(stage) as client:
+        status, told = await answer(client, "GET", "/v1/planner/decision")
+        assert (status, "virtual" in told["error"]) == (404, True)
+
+
+FLOORS = "/v1/min-endpoints"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 400),
+        (b"", 400),
+        ({"decode": 2}, 400),
+        ({COMPONENT: None}, 422),
+        ({COMPONENT: "2"}, 422),
+        ({COMPONENT: True}, 422),
+        ({COMPONENT: 0}, 422),
+        ({COMPONENT: 9}, 422),
+        ({COMPONENT: 2, "decode": 2}, 400),
+    ],
+)
+async def test_a_wrong_floor_changes_nothing(tmp_path: Path, body: Any, status: int) -> None:
+    async with listening(Stage(tmp_path)) as client:
+        found, told = await answer(client, "PATCH", FLOORS, body)
+        assert found == status
+        assert told["error"]
+        assert await answer(client, "GET", FLOORS) == (200, {COMPONENT: 1})
+
+
+async def test_a_floor_is_kept_and_followed(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with listening(stage) as client:
+        assert await answer(client, "PATCH", FLOORS, {COMPONENT: 5}) == (200, {COMPONENT: 5})
+    await stage.ticks(1)
+    assert stage.scaler.applied[-1].targets == {COMPONENT: 5}
+    assert json.loads((tmp_path / "state.json").read_text())["kept"]["floors"] == {COMPONENT: 5}
+
+
+async def test_metrics_and_the_report_are_served(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    await stage.ticks(3)
+    async with listening(stage) as client:
+        async with client.get("/metrics") as found:
+            text = await found.text()
+        assert 'cache_planner_target_replicas{component="combined"} 2.0' in text
+        async with client.get("/report") as found:
+            assert "Plotly.newPlot" in await found.text()
+        assert await answer(client, "GET", "/nothing") == (404, {"error": "Not Found"})
+
+
+async def test_with_a_token_all_but_live_need_it(tmp_path: Path) -> None:
+    stage = staged(tmp_path, NoopScaler())
+    async with listening(stage, token="a-token-of-sixteen") as client:
+        assert (await answer(client, "GET", "/live"))[0] == 200
+        assert (await answer(client, "GET", "/metrics"))[0] == 401
+        assert (await answer(client, "PATCH", FLOORS, {COMPONENT: 5}))[0] == 401
+        headers = {"Authorization": "Bearer a-token-of-sixteen"}
+        async with client.get("/metrics", headers=headers) as found:
+            assert found.status == 200
+    assert stage.planner.floors == {COMPONENT: 1}

@@ -1,0 +1,105 @@
+"""The planner as a process: what it checks before it begins, and its whole life."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from planner import cli
+from planner.config.options import PlannerOptions
+from planner.service import StartError, serve, validate
+from planner.state_file import StateFile
+from tests.support.harness import proxied, until
+
+
+def options(folder: Path, url: str, **more: object) -> PlannerOptions:
+    usual: dict[str, object] = {
+        "proxies": url,
+        "state_file": folder / "state.json",
+        "control": "127.0.0.1:0",
+        "load_adjustment_interval_seconds": 0.05,
+        "throughput_adjustment_interval_seconds": 0.2,
+    }
+    return PlannerOptions(**(usual | more))
+
+
+async def test_what_keeps_it_from_beginning_is_a_line_each(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 1) as (proxy, _):
+        url = proxy.server.url
+        assert await validate(options(tmp_path, url)) == []
+        wrong = {"match": "decode-*", "scaler": "exec", "scaler_command": "./not-there"}
+        named, command = await validate(options(tmp_path, url, **wrong))
+        assert "match decode-*: no instance" in named
+        assert command == "./not-there list: No such file or directory"
+    (away,) = await validate(options(tmp_path, url))
+    assert away.startswith(f"GET {url}/metrics: ")
+
+
+async def test_it_plans_until_a_signal_comes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "planner")
+    async with proxied(tmp_path, 2) as (proxy, _), asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(serve(options(tmp_path, proxy.server.url)))
+        listens = "planner listens on "
+        (text,) = await until(lambda: [t for t in caplog.messages if t.startswith(listens)])
+        assert text.endswith("; advisory: nothing is carried out")
+        url = text.removeprefix(listens).partition(";")[0]
+        async with aiohttp.ClientSession(url) as http:
+
+            async def has_seen() -> bool:
+                async with http.get("/metrics") as answer:
+                    shown = await answer.text()
+                return 'cache_planner_ready_replicas{component="combined"} 2.0' in shown
+
+            await until(has_seen, "the fleet is seen")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await serving
+    StateFile(tmp_path / "state.json").close()
+
+
+async def test_a_taken_port_is_a_line(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 1) as (proxy, _):
+        taken = proxy.server.url.removeprefix("http://")
+        with pytest.raises(StartError, match=f"control {taken}: "):
+            await serve(options(tmp_path, proxy.server.url, control=taken))
+    StateFile(tmp_path / "state.json").close()
+
+
+def test_wrong_words_end_the_command_with_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = StateFile(tmp_path / "state.json")
+    for words, why in (
+        (["run", "--proxies", "p:1", "--ttft-ms", "0"], "ttft_ms = '0' (flag --ttft-ms)"),
+        (["run", "--proxies", "p:1", "--state-file", f"{tmp_path}/state.json"], "another planner"),
+        (["replay", "no-such-load"], "no-such-load"),
+    ):
+        assert cli.main(words) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("cache-planner: ")
+        assert why in err
+        assert err.count("\n") == 1
+    held.close()
+
+
+def test_an_unknown_flag_does_not_show_its_value(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["run", "--proxy-tokn=s3cret"], ["run", "--proxy-tokn", "s3cret"]):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(words)
+        assert caught.value.code == 2
+        err = capsys.readouterr().err
+        assert err == "cache-planner: unknown argument '--proxy-tokn'\n"
+
+
+def test_validate_prints_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["validate", "--proxies", "127.0.0.1:1", "--state-file", f"{tmp_path}/s.json"]
+    assert cli.main(words) == 2
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("GET http://127.0.0.1:1/metrics: ")
+    assert out[-1] == "1 wrong"
