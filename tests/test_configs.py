@@ -2,11 +2,17 @@
 
 import re
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import orjson
 import pytest
 
+from planner.config.options import PlannerOptions
+from planner.core.propose.load import LoadDecision
+from planner.core.propose.throughput import ThroughputDecision
+from planner.telemetry.metrics import PREDICTED, SEEN
+from planner.telemetry.metrics import Metrics as PlannerMetrics
 from proxy.config.load import default_toml, load, option_tables
 from proxy.config.options import Settings
 from proxy.core.accounts.engine_reports import EngineKv, EngineStats
@@ -33,7 +39,7 @@ from tests.support.heat import known_heat
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
-NAME = r"\b(?:cache_proxy|process)_\w+"
+NAME = r"\b(?:cache_proxy|cache_planner|process)_\w+"
 ADDED_BY_PROMETHEUS = {"job", "instance"}
 # A word that no series carries makes a panel or an alert silently empty.
 WORDS: dict[str, set[str]] = {
@@ -41,7 +47,8 @@ WORDS: dict[str, set[str]] = {
     "outcome": {*Outcome, *Unmoved, "moved"},
     "reason": {*Reason, *Fallback, *RejectReason, *Refusal, *MoveCause},
     "route_class": set(RouteClass),
-    "decision": {"offload", "colocate"},
+    "decision": {"offload", "colocate", *LoadDecision, *ThroughputDecision},
+    "figure": {*SEEN, *PREDICTED},
 }
 
 
@@ -65,8 +72,12 @@ def exported():
     published.heard_s = published.lag_s = 0.0
     metrics.registry.register(FleetCollector(router.known, {"a": stats}, known_heat("a")))
     metrics.registry.register(gpu_collector())
+    planner = PlannerMetrics()
+    for metric in vars(planner).values():
+        if getattr(metric, "_labelnames", ()):
+            metric.labels(*("x" for _ in metric._labelnames))
     labels: dict[str, set[str]] = {}
-    for family in metrics.registry.collect():
+    for family in chain(metrics.registry.collect(), planner.registry.collect()):
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)
     return labels
@@ -145,25 +156,27 @@ def test_every_metric_for_an_operator_is_on_a_dashboard():
     assert not missing
 
 
-def test_dashboard_layout():
-    ids = [panel["id"] for panel in panels()]
+@pytest.mark.parametrize("path", dashboards(), ids=lambda path: path.name)
+def test_dashboard_layout(path):
+    board = orjson.loads(path.read_bytes())
+    shown = board["panels"]
+    ids = [panel["id"] for panel in shown]
     assert len(ids) == len(set(ids))
-    for panel in panels():
+    for panel in shown:
         grid = panel["gridPos"]
         assert grid["x"] + grid["w"] <= 24
         assert panel["title"]
     cells = [
         (x, y)
-        for grid in (panel["gridPos"] for panel in panels())
+        for grid in (panel["gridPos"] for panel in shown)
         for x in range(grid["x"], grid["x"] + grid["w"])
         for y in range(grid["y"], grid["y"] + grid["h"])
     ]
     assert len(cells) == len(set(cells)), "panels overlap"
-    rows = [panel["gridPos"]["y"] for panel in panels() if panel["type"] == "row"]
+    rows = [panel["gridPos"]["y"] for panel in shown if panel["type"] == "row"]
     assert rows == sorted(rows), "rows are on the page as they are in the file"
-    for path in dashboards():
-        names = [v["name"] for v in orjson.loads(path.read_bytes())["templating"]["list"]]
-        assert names == ["datasource", "upstream"]
+    names = [variable["name"] for variable in board["templating"]["list"]]
+    assert names == (["datasource"] if path.name == "planner.json" else ["datasource", "upstream"])
 
 
 def test_alerts_are_complete():
@@ -185,10 +198,12 @@ def test_prometheus_scrapes_the_default_port_and_loads_the_alerts():
     assert all((CONFIGS / line.split()[1]).is_file() for line in rules[1].splitlines())
 
 
-def test_option_tables_are_what_the_declarations_give():
+@pytest.mark.parametrize(
+    ("page", "model"),
+    [("docs/reference/options.md", Settings), ("docs/reference/planner.md", PlannerOptions)],
+)
+def test_option_tables_are_what_the_declarations_give(page, model):
     # To renew them: python -m tests.support.renew
-    parts = (ROOT / "docs/reference/options.md").read_text("utf-8").split("<!-- options -->")
-    assert len(parts) == 3, (
-        "docs/reference/options.md needs the tables between two <!-- options --> lines"
-    )
-    assert parts[1].strip() == option_tables().strip()
+    parts = (ROOT / page).read_text("utf-8").split("<!-- options -->")
+    assert len(parts) == 3, f"{page} needs the tables between two <!-- options --> lines"
+    assert parts[1].strip() == option_tables(model).strip()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.telemetry.metrics import Metrics as PlannerMetrics
 from proxy.config.options import Settings
 from proxy.config.values import value_text
 from proxy.core.accounts.engine_reports import EngineKv, EngineStats
@@ -110,8 +111,13 @@ def metric_table():
     router.known.latency.calibration.observe("WARM", 1.0, 1.0, queued=False)
     metrics.registry.register(FleetCollector(router.known, {"a": stats}, known_heat("a")))
     metrics.registry.register(gpu_collector())
+    return rows_of(metrics.registry)
+
+
+def rows_of(registry):
+    """A table of every metric of a registry with its type, labels and help text."""
     rows = {}
-    for family in metrics.registry.collect():
+    for family in registry.collect():
         labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
         name = f"{family.name}_total" if family.type == "counter" else family.name
         name = f"{name}_info" if family.type == "info" else name
@@ -124,6 +130,17 @@ def metric_table():
 def test_the_metrics_are_those_that_are_exported():
     # To renew them: python -m tests.support.renew
     assert marked("docs/reference/metrics.md", "metrics") == metric_table().strip()
+    assert marked("docs/reference/planner.md", "metrics") == planner_metric_table().strip()
+
+
+def planner_metric_table():
+    """The table of docs/reference/planner.md."""
+    metrics = PlannerMetrics()
+    for metric in vars(metrics).values():
+        names = getattr(metric, "_labelnames", ())
+        if names:
+            metric.labels(*names)
+    return rows_of(metrics.registry)
 
 
 def test_the_thermal_options_have_their_defaults_and_ranges():

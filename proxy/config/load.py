@@ -7,7 +7,7 @@ which names the file, and `instances`, which has no default.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.config.model import FieldInfo, OptionError
+from proxy.config.model import FieldInfo, Model, OptionError
 from proxy.config.options import Settings
 from proxy.config.secrets import SecretStr
 from proxy.config.sources import (
@@ -93,13 +93,13 @@ def default_toml() -> str:
     return "".join(blocks)
 
 
-def option_tables() -> str:
-    """The tables of docs/reference/options.md, one per topic.
+def option_tables(model: type[Model] = Settings) -> str:
+    """The tables of docs/reference/options.md, or of another command's options, one per topic.
 
     TOML key and variable follow from the flag.
     """
     blocks = []
-    for topic, members in grouped(Settings).items():
+    for topic, members in grouped(model).items():
         rows = [_table_row(*member) for member in members]
         blocks.append("\n".join((f"## {topic}\n", *TABLE_HEAD, *rows)))
     return "\n\n".join(blocks) + "\n"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from docs.pages import DOCS, map_of_pages
+from planner.config.options import PlannerOptions
 from proxy.config.load import default_toml, option_tables
 from tests.scenarios.test_mistakes import page as mistakes
 from tests.support.glossary import glossary, log_fields, migration_fields, shadow_fields
 from tests.support.limits import fixed_limits
 from tests.support.register import directions, modules
-from tests.test_docs import ROOT, metric_table, path_table
+from tests.test_docs import ROOT, metric_table, path_table, planner_metric_table
 
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/contribute/register.md", "directions"): directions,
@@ -21,6 +22,8 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/reference/http-api.md", "relayed paths"): path_table,
     ("docs/reference/metrics.md", "metrics"): metric_table,
     ("docs/reference/options.md", "options"): option_tables,
+    ("docs/reference/planner.md", "options"): lambda: option_tables(PlannerOptions),
+    ("docs/reference/planner.md", "metrics"): planner_metric_table,
     ("docs/reference/request-log.md", "request log"): log_fields,
     ("docs/reference/request-log.md", "shadow"): shadow_fields,
     ("docs/reference/request-log.md", "migrations"): migration_fields,
