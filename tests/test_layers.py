@@ -20,7 +20,8 @@ DIRECTIONS = {
     "replayer": "demo, virtual | replay, simulator | engine, loads, trace, arguments, terminal",
     "analysis": "cli | regret, elastic, plan | check, league, report, thermal"
     " | rivals, runs | bench | measures",
-    "planner": "cli | run | control, telemetry | sources, workers | scalers | config | core",
+    "planner": "cli | run | control, telemetry | sources, workers, profiling | scalers | config"
+    " | core",
     "planner.core": "builtin | propose, predict.plugin | pipeline, state | merge, rules"
     " | budget, perf | observe | predict, types, window",
 }
@@ -33,7 +34,11 @@ BETWEEN = {
         *("replayer.virtual", "replayer.engine", "replayer.trace", "replayer.arguments"),
         *("replayer.loads", "replayer.terminal", "planner.core", "planner.sources"),
     ),
-    "planner": ("proxy.core", "replayer.virtual", "replayer.engine"),
+    "planner": (
+        *("proxy.core", "replayer.virtual", "replayer.engine", "replayer.trace"),
+        *("replayer.arguments", "replayer.terminal"),
+        *("replayer.replay.client", "replayer.replay.options", "replayer.replay.prompts"),
+    ),
 }
 """What the packages may import of each other."""
 EXCEPTIONS = {
