@@ -95,13 +95,12 @@ class _Run:
         return PrefillPoint(tokens, ttft_s, tokens / ttft_s / self._options.gpus)
 
     async def _decode(self, context: int, batch: int) -> DecodePoint:
-        before = await self._instance.idle()
-        room = self._model.max_model_len - context
-        measured, beside = await self._instance.beside(context, batch, room)
-        _expect(beside, batch)
-        itl_s = _step_s(measured)
-        generated = beside.generated - before.generated + batch * OUTPUT_TOKENS / 2
+        idle = await self._instance.idle()
+        found = await self._instance.beside(context, batch, self._model.max_model_len - context)
+        _expect(found.before, batch - 1)
+        generated = (found.before.generated + found.after.generated) / 2 - idle.generated
         kv_ratio = min(1.0, (batch * context + generated) / self._kv_tokens)
+        itl_s = _step_s(found.measured)
         self._say(
             f"{batch} x {context} tokens, {kv_ratio:.1%} of the KV: "
             f"{itl_s * 1e3:.1f} ms between tokens"
@@ -109,11 +108,11 @@ class _Run:
         return DecodePoint(kv_ratio, context, itl_s, batch / itl_s / self._options.gpus)
 
 
-def _expect(state: EngineState, batch: int) -> None:
+def _expect(state: EngineState, streams: int) -> None:
     """Refuse a measurement beside other requests than those of the batch."""
-    if (state.running, state.waiting) != (batch, 0):
+    if (state.running, state.waiting) != (streams, 0):
         raise BenchmarkError(
-            f"{state.running} requests ran and {state.waiting} waited where {batch} were sent: "
+            f"{state.running} requests ran and {state.waiting} waited where {streams} were sent: "
             "is somebody else there, or --max-num-seqs larger than the engine's?"
         )
 

@@ -85,6 +85,15 @@ class EngineState:
         return not (self.running or self.waiting)
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A stream that ran beside others, and the engine before it began and after its end."""
+
+    measured: TimedExchange
+    before: EngineState
+    after: EngineState
+
+
 class Instance:
     """Asks one instance and sends it prompts that no cache knows from before this run."""
 
@@ -155,18 +164,14 @@ class Instance:
         await self._send(exchange, number, prompt_tokens, output_tokens)
         return _whole(exchange, prompt_tokens)
 
-    async def beside(
-        self, context: int, batch: int, room: int
-    ) -> tuple[TimedExchange, EngineState]:
-        """Time one stream beside `batch` - 1 others, which run as long as it does.
+    async def beside(self, context: int, batch: int, room: int) -> Beside:
+        """Time one stream beside `batch` - 1 others, which are broken off once it has ended.
 
-        The others begin first, so that it shares its steps with no prompt. With it comes what the
-        engine told when it began. All others are broken off.
+        The others begin first, so that it shares its steps with no prompt. `room`: the most tokens
+        that they may generate.
         """
         others = [self._client.open_exchange() for _ in range(1, batch)]
-        measured = self._client.open_exchange()
-        state: EngineState | None = None
-        failed: Exception | None = None
+        found: Beside | Exception
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._send(one, number, context, room))
@@ -174,20 +179,17 @@ class Instance:
             ]
             try:
                 await self._begun(others)
-                send = self._send(measured, 0, context, OUTPUT_TOKENS)
-                tasks.append(group.create_task(send))
-                await self._begun([measured])
-                state = await self.state()
-                await tasks[-1]
-                _whole(measured, context)
+                before = await self.state()
+                measured = await self.answer(0, context, OUTPUT_TOKENS)
                 _all_run(others)
+                found = Beside(measured, before, await self.state())
             except (BenchmarkError, InputError) as error:
-                failed = error
+                found = error  # raised within the group it would come out as one of several
             for task in tasks:
                 task.cancel()
-        if state is None or failed is not None:
-            raise failed or BenchmarkError("it was broken off")
-        return measured, state
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     async def _send(
         self, exchange: TimedExchange, number: int, prompt_tokens: int, output_tokens: int
