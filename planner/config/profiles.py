@@ -28,7 +28,10 @@ NPZ = {kind: f"selected_{kind}_interpolation/raw_data.npz" for kind in ("prefill
 JSON = {kind: f"{kind}_raw_data.json" for kind in NPZ}
 MOST_BYTES = 1 << 20
 """Of a file, and of all that a compressed one has in it."""
-MOST_POINTS = 10_000
+MOST_POINTS = 1_000
+"""Of a table: the finest grid that anyone would measure has a few hundred."""
+MOST_SAID = 200
+"""Characters of what a file has, in an error."""
 MS = 1e3
 
 Arrays = Mapping[str, Any]
@@ -109,7 +112,7 @@ def _npz(path: Path, keys: Sequence[str]) -> Arrays:
 
 def _having(path: Path, has: Any, keys: Sequence[str], value_of: Callable[[str], Any]) -> Arrays:
     if missing := [key for key in keys if key not in has]:
-        others = ", ".join(sorted(map(str, has)))[:200] or "nothing"
+        others = ", ".join(sorted(map(repr, has)))[:MOST_SAID] or "nothing"
         raise InputError(f"{path}: lacks {', '.join(missing)}; it has {others}")
     return {key: value_of(key) for key in keys}
 
@@ -134,7 +137,7 @@ def _array(path: Path, archive: ZipFile, key: str) -> Any:
         file.seek(0)
         return np.lib.format.read_array(file, allow_pickle=False).tolist()
     except (ValueError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0][:MOST_SAID]
         raise InputError(f"{path}: {key}: must be an array of numbers: {reason}") from None
 
 

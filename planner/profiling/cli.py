@@ -1,7 +1,7 @@
 """The command `profile`: measures one idle instance and writes its profile.
 
 Exit status: 0 written, 1 it broke off, 2 bad input or an instance that cannot be measured, 130
-interrupted. Only status 0 has written anything.
+interrupted. Nothing is written before all is measured.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def test_nothing_there(tmp_path: Path) -> None:
         ({key: [] for key in PREFILL}, "prefill_isl: must have at least 2 different values"),
         (
             {key: [*range(1, MOST_POINTS + 2)] for key in PREFILL},
-            "prefill_isl: must have at most 10,000 values",
+            "prefill_isl: must have at most 1,000 values",
         ),
     ],
 )
@@ -179,9 +179,10 @@ def test_what_is_no_object(tmp_path: Path, document: bytes) -> None:
 
 @pytest.mark.parametrize("write", [as_json, as_npz])
 def test_other_keys(tmp_path: Path, write: Any) -> None:
-    write(tmp_path, "prefill", {"isl": [1, 2], "prefill_ttft": [1, 2]})
+    write(tmp_path, "prefill", {"i\nsl": [1, 2], "prefill_ttft": [1, 2]})
     line = said(tmp_path)
-    assert line.endswith("lacks prefill_isl, prefill_thpt_per_gpu; it has isl, prefill_ttft")
+    told = r"lacks prefill_isl, prefill_thpt_per_gpu; it has 'i\nsl', 'prefill_ttft'"
+    assert line.endswith(told)
 
 
 def archive(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> None:
