@@ -20,8 +20,8 @@ DIRECTIONS = {
     "replayer": "demo, virtual | replay, simulator | engine, loads, trace, arguments, terminal",
     "analysis": "cli | regret, elastic, plan | check, league, report, thermal"
     " | rivals, runs | bench | measures",
-    "planner": "cli | service | control | run | telemetry, state_file, sources | scalers"
-    " | config | core",
+    "planner": "cli | service | control | run | telemetry, state_file, sources, profiling"
+    " | scalers | config | core",
     "planner.core": "memory | builtin | propose, predict.plugin | pipeline, state | merge, rules"
     " | budget, perf | observe | predict, types",
 }
@@ -37,7 +37,8 @@ BETWEEN = {
     "planner": (
         *("proxy.core", "proxy.config", "proxy.net.peer_documents"),
         *("replayer.virtual", "replayer.engine", "replayer.trace", "replayer.arguments"),
-        *("replayer.terminal",),
+        *("replayer.terminal", "replayer.replay.client", "replayer.replay.options"),
+        "replayer.replay.prompts",
     ),
 }
 """What the packages may import of each other."""

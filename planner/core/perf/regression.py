@@ -59,8 +59,9 @@ class Observations:
 class Line:
     """Seconds of an iteration: a constant and a coefficient per input, none of them negative.
 
-    Fitted anew when asked for, from `priors` (points of a profile, each as much as `prior_weight`
-    observations) and from what was observed since.
+    One fit of `priors` (points of a profile) and of what was observed since. A prior counts as
+    `prior_weight` observations at first, half of that after `least` of them, a third after twice as
+    many: what an instance takes now is known better than what one took before.
     """
 
     def __init__(
@@ -101,7 +102,8 @@ class Line:
         own = self.observations
         if not self._priors and (len(own) < self._least or not own.is_spread):
             return None
-        weighed = [(inputs, seconds, self._weight) for inputs, seconds in self._priors]
+        of_prior = self._weight * self._least / (self._least + len(own))
+        weighed = [(inputs, seconds, of_prior) for inputs, seconds in self._priors]
         weighed += [(inputs, seconds, 1.0) for inputs, seconds in own.rows()]
         weights = np.sqrt([weight for _, _, weight in weighed])
         matrix = np.array([[1.0, *inputs] for inputs, _, _ in weighed]) * weights[:, None]

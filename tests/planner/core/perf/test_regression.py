@@ -60,3 +60,27 @@ def test_a_rare_load_is_not_forgotten() -> None:
         held.add((float(i % 50),), 0.1)
     assert len(held) == SAMPLES
     assert ((1000.0,), 1.0) in held.rows()
+
+
+def test_priors_and_observations_are_one_fit() -> None:
+    """Two priors at 0.01 s, n observations at 0.04 s: with least 2 a prior counts as 2 / (2 + n).
+
+    n = 2: (2 / 2 x 0.01 + 2 x 0.04) / (2 / 2 + 2) = 0.03. n = 6: (0.5 x 0.01 + 6 x 0.04) / 6.5.
+    """
+    line = Line(1, priors=[((0.0,), 0.01), ((0.0,), 0.01)], least=2)
+    for count, seconds in ((0, 0.01), (2, 0.03), (6, 0.245 / 6.5)):
+        while len(line.observations) < count:
+            line.observe((0.0,), 0.04)
+        assert line(0.0) == pytest.approx(seconds)
+
+
+def test_a_profile_of_a_faster_instance_gives_way() -> None:
+    """It has seen loads that never come, and still the times of those that do are right."""
+    priors = [((100.0 * i, 0.0), 0.005 + 2e-5 * 100 * i) for i in range(40)]
+    priors += [((0.0, 10_000.0 * i), 0.005 + 2e-8 * 10_000 * i) for i in range(40)]
+    line, dice = Line(2, priors), Random(1)
+    for _ in range(SAMPLES):
+        prefill, kv = dice.uniform(50, 400), dice.uniform(20_000, 60_000)
+        line.observe((prefill, kv), 0.01 + 4e-5 * prefill + 4e-8 * kv)
+    assert line(200, 40_000) == pytest.approx(0.01 + 4e-5 * 200 + 4e-8 * 40_000, rel=0.1)
+    assert line(4000, 0) > 0.005 + 2e-5 * 4000
