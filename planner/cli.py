@@ -15,11 +15,19 @@ from replayer.trace.rows import TraceError
 COMMANDS: Final = {
     "run": "plan, and carry out unless advisory; until a signal comes",
     "validate": "check options, proxies and scaler, and exit",
+    "dry-run": "predict the intervals of a trace, and the replicas for them",
     "replay": "plan a load in virtual time, as `analyze plan` does",
+    "profile": "measure what an iteration takes on an idle instance",
 }
 """Each command's help."""
-PLAN: Final = "analysis.plan.cli"
-"""What plays `replay`; it is loaded for that alone."""
+MODULES: Final = {
+    "dry-run": "planner.dry_run",
+    "replay": "analysis.plan.cli",
+    "profile": "planner.profiling.cli",
+}
+"""Where a command is that has `declare(parser)` and `run(options, console)`."""
+WITH_DEFAULTS: Final = {"replay", "profile"}
+"""Commands whose arguments are not options that a CONFIG may have, too."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = OneLineParser(prog="cache-planner", description=str(__doc__).partition(": ")[2])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in COMMANDS.items():
-        more: dict[str, Any] = {} if name == "replay" else {"argument_default": argparse.SUPPRESS}
+        own = name not in WITH_DEFAULTS
+        more: dict[str, Any] = {"argument_default": argparse.SUPPRESS} if own else {}
         command = commands.add_parser(name, help=text, allow_abbrev=False, **more)
         if name == chosen:
             _declare(name, command)
@@ -40,25 +49,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options, unknown = parser.parse_known_args(given)
         if unknown:  # the value behind it may be a secret
             parser.error(f"unknown argument {unknown[0].partition('=')[0]!r}")
-        return _replay(options) if options.command == "replay" else _own(options)
+        return _other(options) if options.command in MODULES else _own(options)
     except (ConfigError, InputError, TraceError) as error:
         print(f"cache-planner: {error}", file=sys.stderr)
         return 2
 
 
 def _declare(name: str, parser: argparse.ArgumentParser) -> None:
-    if name == "replay":
-        importlib.import_module(PLAN).declare(parser)
+    if name in MODULES:
+        importlib.import_module(MODULES[name]).declare(parser)
         return
     from planner.config.load import declare
 
     declare(parser)
 
 
-def _replay(options: argparse.Namespace) -> int:
+def _other(options: argparse.Namespace) -> int:
     from replayer.terminal import Terminal
 
-    return int(importlib.import_module(PLAN).run(options, Terminal()))
+    return int(importlib.import_module(MODULES[options.command]).run(options, Terminal()))
 
 
 def _own(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import orjson
@@ -14,8 +14,9 @@ from planner.config.options import PlannerOptions
 from planner.core.budget import OFF, Limits
 from planner.core.builtin import Builtin
 from planner.core.memory import recall, remembered
+from planner.core.perf.regression import Inputs
 from planner.core.pipeline import Outcome
-from planner.core.types import Capabilities, Context
+from planner.core.types import Capabilities, Context, Traffic
 from planner.scalers.base import Applied, Decision, Scaler, ScalerError
 from planner.sources.live import Live
 from planner.sources.proxy import Proxies
@@ -37,6 +38,14 @@ class Clocks:
 
     now_s: Callable[[], float]
     epoch_s: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What is known before the first tick: points of a profile, intervals of traces."""
+
+    priors: Sequence[tuple[Inputs, float]] = ()
+    windows: Sequence[Traffic] = ()
 
 
 @dataclass(slots=True)
@@ -77,8 +86,15 @@ class Planner:
     """One planner of one fleet; `scaler` is not called while it is advisory."""
 
     def __init__(
-        self, options: PlannerOptions, live: Live, proxies: Proxies, scaler: Scaler, clocks: Clocks
+        self,
+        options: PlannerOptions,
+        live: Live,
+        proxies: Proxies,
+        scaler: Scaler,
+        clocks: Clocks,
+        learned: Learned | None = None,
     ) -> None:
+        learned = learned or Learned()
         self._options, self._live, self._proxies = options, live, proxies
         self._scaler, self._clocks = scaler, clocks
         self._components = components_of(options)
@@ -89,7 +105,8 @@ class Planner:
             self.floors,
             options.max_gpu_budget if options.max_gpu_budget >= 0 else OFF,
         )
-        self.builtin = Builtin(options.rules, self._limits)
+        self.builtin = Builtin(options.rules, self._limits, learned.priors)
+        self._warm_up = learned.windows
         self.metrics = Metrics()
         self.metrics.is_advisory(advisory=options.advisory)
         self.recorder = Recorder()
@@ -113,6 +130,8 @@ class Planner:
         try:
             if kept.learned:
                 recall(self.builtin, kept.learned, now_s)
+            else:
+                self.builtin.predict.warm_up(self._warm_up)
             self._scaler.recall(kept.notes)
         except (ValueError, KeyError, TypeError) as error:
             why_anew = f"state_file {self._options.state_file}: of another form: {error}"

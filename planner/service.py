@@ -13,14 +13,16 @@ import aiohttp
 from aiohttp import web
 
 from planner.config.options import PlannerOptions
+from planner.config.profiles import read_profile
 from planner.control import application
 from planner.core.types import COMPONENT
-from planner.run import Clocks, Planner, capabilities_of, components_of
+from planner.run import Clocks, Learned, Planner, capabilities_of, components_of
 from planner.scalers.base import Scaler, ScalerError
 from planner.scalers.registry import SCALERS
 from planner.sources.engines import Engines
 from planner.sources.live import Live
 from planner.sources.proxy import Proxies
+from planner.sources.trace import files, windows
 
 CLOSE_S = 2.0
 """Time that open requests to the listener have when it ends."""
@@ -49,7 +51,17 @@ async def made(options: PlannerOptions) -> AsyncIterator[tuple[Planner, Scaler, 
         )
         scaler = SCALERS[options.scaler](options)
         clocks = Clocks(time.monotonic, time.time)  # noqa: TID251 - here it is injected
-        yield Planner(options, live, proxies, scaler, clocks), scaler, proxies
+        yield Planner(options, live, proxies, scaler, clocks, learned(options)), scaler, proxies
+
+
+def learned(options: PlannerOptions) -> Learned:
+    """What the options' profile and traces say. Raises InputError, TraceError."""
+    folder, traces = options.profile_results_dir, options.load_predictor_warmup_trace
+    interval_s = options.throughput_adjustment_interval_seconds
+    return Learned(
+        read_profile(folder).priors(options.max_num_batched_tokens) if folder else (),
+        list(windows(files(traces), interval_s)) if traces else (),
+    )
 
 
 async def validate(options: PlannerOptions) -> list[str]:

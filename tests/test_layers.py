@@ -20,7 +20,7 @@ DIRECTIONS = {
     "replayer": "demo, virtual | replay, simulator | engine, loads, trace, arguments, terminal",
     "analysis": "cli | regret, elastic, plan | check, league, report, thermal"
     " | rivals, runs | bench | measures",
-    "planner": "cli | service | control | run | telemetry, state_file, sources, profiling"
+    "planner": "cli | dry_run | service | control | run | telemetry, state_file, sources, profiling"
     " | scalers | config | core",
     "planner.core": "memory | builtin | propose, predict.plugin | pipeline, state | merge, rules"
     " | budget, perf | observe | predict, types",
@@ -45,7 +45,6 @@ BETWEEN = {
 EXCEPTIONS = {
     "replayer.replay.cli": ("analysis.report", "analysis.runs"),
     "replayer.arguments": ("proxy",),
-    "planner.cli": ("analysis.plan.cli",),
 }
 """The replayer's command calls the report, lazily, to write it. All commands have one version."""
 MOST_ENTRIES = 12

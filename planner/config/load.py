@@ -51,9 +51,9 @@ WITHOUT_MEANING = frozenset(
             "control_api_port",
             "global_planner_namespace",
         ),
-        *("total_gpu_power_limit", "prophet_window_size", "load_predictor_warmup_trace"),
+        *("total_gpu_power_limit", "prophet_window_size"),
         *("kalman_q_level", "kalman_q_trend", "kalman_r", "kalman_min_points", "plugins"),
-        *("model_name", "prefill_min_endpoint", "decode_min_endpoint", "profile_results_dir"),
+        *("model_name", "prefill_min_endpoint", "decode_min_endpoint"),
     }
 )
 """Keys of Dynamo's PlannerConfig that have no effect here."""

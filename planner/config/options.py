@@ -134,6 +134,22 @@ class PlannerOptions(Model):
     load_predictor_log1p: Annotated[
         bool, Option(PREDICTION, "Predict the logarithm: growth by a factor is a line then.")
     ] = False
+    load_predictor_warmup_trace: Annotated[
+        Word | None,
+        Option(
+            PREDICTION,
+            "Trace, folder or glob of traces that the predictor learns from before it begins.",
+            allowed="path without spaces, or none",
+        ),
+    ] = None
+    profile_results_dir: Annotated[
+        Path | None,
+        Option(
+            PREDICTION,
+            "Folder of a profile, as `cache-planner profile` or Dynamo's profiler writes it: "
+            "what an iteration takes, until enough are observed.",
+        ),
+    ] = None
     speculative_nextn: Annotated[
         Annotated[int, Meta(ge=0, le=64)],
         Option(PREDICTION, "Tokens that the engines draft per step; 0: none."),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.core.budget import Limits
+from planner.core.perf.regression import Inputs
 from planner.core.pipeline import Outcome, Pipeline
 from planner.core.predict.plugin import LoadPredict
 from planner.core.propose.load import LoadPropose
@@ -13,10 +16,12 @@ from planner.core.types import COMPONENT, Context
 
 
 class Builtin:
-    """The builtin plugins. `limits`: what none of them gets past."""
+    """The builtin plugins. `limits`: what none of them gets past; `priors`: points of a profile."""
 
-    def __init__(self, rules: Rules, limits: Limits) -> None:
-        self.rules, self.state = rules, PlannerScalingState()
+    def __init__(
+        self, rules: Rules, limits: Limits, priors: Sequence[tuple[Inputs, float]] = ()
+    ) -> None:
+        self.rules, self.state = rules, PlannerScalingState(priors)
         self.load = LoadPropose(rules, self.state)
         self.throughput = ThroughputPropose(rules, self.state)
         proposers = [self.load] * rules.load_scaling + [self.throughput] * rules.throughput_scaling

@@ -38,7 +38,9 @@ def recall(builtin: Builtin, memory: Mapping[str, Any], now_s: float) -> None:
         windows = [Traffic(**window) for window in memory["windows"]]
         floors = {name: Floor(int(count), 0) for name, count in memory["floors"].items()}
         lasts = {name: _last(memory["lasts"][name], now_s) for name in LASTS}
-        models = {name: _model(rows, least) for name, rows in memory["models"].items()}
+        models = {
+            name: _taught(state.fresh(least), rows) for name, rows in memory["models"].items()
+        }
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"what was learned has another form: {error}") from error
     state.floors, state.models = floors, models
@@ -51,8 +53,7 @@ def _last(value: float | None, now_s: float) -> LastValue:
     return LastValue(None if value is None else float(value), now_s)
 
 
-def _model(rows: list[list[float]], least: int) -> Line:
-    line = Line(2, least=least)
+def _taught(line: Line, rows: list[list[float]]) -> Line:
     for prefill, decode, seconds in rows:
         line.observe((float(prefill), float(decode)), float(seconds))
     return line

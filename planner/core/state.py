@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.core.perf.regression import Line
+from planner.core.perf.regression import Inputs, Line
 from planner.core.types import Engine, Traffic
 
 
@@ -34,10 +34,12 @@ class Floor:
 class PlannerScalingState:
     """Private to the builtin plugins; the context of a tick is what others see.
 
-    `models`: by component. `floors`: of throughput scaling; they stand while traffic is not known,
-    since a dead source takes nothing away.
+    `priors`: points of a profile, from which every model begins. `models`: by component. `floors`:
+    of throughput scaling; they stand while traffic is not known, since a dead source takes nothing
+    away.
     """
 
+    priors: Sequence[tuple[Inputs, float]] = ()
     models: dict[str, Line] = field(default_factory=dict)
     floors: dict[str, Floor] = field(default_factory=dict)
     hit_ratio: LastValue = field(default_factory=LastValue)
@@ -55,10 +57,16 @@ class PlannerScalingState:
     def learn(self, engines: Mapping[str, Sequence[Engine]], least: int) -> None:
         """Teach the models: the mean iteration of each instance is one observation."""
         for component, own in engines.items():
-            model = self.models.setdefault(component, Line(2, least=least))
+            model = self.models.get(component)
+            if model is None:
+                model = self.models[component] = self.fresh(least)
             for engine in own:
                 if engine.wall_s is not None:
                     model.observe((engine.prefill_tokens, engine.decode_kv_tokens), engine.wall_s)
+
+    def fresh(self, least: int) -> Line:
+        """A model that has observed nothing yet."""
+        return Line(2, self.priors, least=least)
 
     def model(self, component: str) -> Line | None:
         """A component's time of a step, by tokens of prompts and KV tokens that are decoded.

@@ -14,7 +14,7 @@ import pytest
 from planner.config.components import Component
 from planner.config.options import PlannerOptions
 from planner.core.types import COMPONENT, Capabilities, Context, Engine, Replicas, Traffic
-from planner.run import Clocks, Planner, components_of
+from planner.run import Clocks, Learned, Planner, components_of
 from planner.scalers.base import Applied, Decision, Failure, Fleet, Scaler, ScalerError
 from planner.sources.live import Live
 from planner.sources.proxy import Proxies
@@ -119,13 +119,14 @@ class Stage:
         self.audit = folder / "audit.jsonl"
         self.planner = self.begun()
 
-    def begun(self) -> Planner:
+    def begun(self, known: Learned | None = None) -> Planner:
         planner = Planner(
             self.options,
             cast(Live, self.looks),
             cast(Proxies, FakeProxies()),
             self.scaler,
             self.clock.clocks,
+            known,
         )
         planner.begin()
         return planner
@@ -247,6 +248,17 @@ async def test_a_torn_state_file_is_begun_anew_and_said(
     stage = Stage(tmp_path)
     assert any("begun anew" in text for text in caplog.messages)
     assert TickOutcome.APPLY in await stage.ticks(4)
+
+
+async def test_a_warm_start_is_for_a_planner_that_has_kept_nothing(tmp_path: Path) -> None:
+    windows = [Traffic(5.0, 40.0, 1000.0, 100.0)] * 3
+    stage = Stage(tmp_path)
+    stage.planner._state.close()  # type: ignore[union-attr]
+    warm = stage.begun(Learned(windows=windows))
+    assert len(warm.builtin.predict.windows) == 3
+    await warm.end()
+    again = stage.begun(Learned(windows=windows))
+    assert len(again.builtin.predict.windows) == 3, "they were kept, and are not learned twice"
 
 
 async def test_the_run_ends_at_once_and_lets_another_begin(tmp_path: Path) -> None:

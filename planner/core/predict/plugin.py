@@ -31,7 +31,7 @@ class LoadPredict:
         self.windows: deque[Traffic] = deque(maxlen=WINDOWS)
         """What it has learned from, the last of it: a successor learns the same from these."""
 
-    def warm_up(self, windows: list[Traffic]) -> None:
+    def warm_up(self, windows: Iterable[Traffic]) -> None:
         """Learn from the intervals of a trace; the fleet itself begins anew behind it."""
         self.recall(windows)
         for predictor in (self._requests, self._isl, self._osl):
