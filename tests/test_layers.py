@@ -23,7 +23,7 @@ DIRECTIONS = {
     "planner": "cli | dry_run | service | control | run | telemetry, state_file, sources, profiling"
     " | scalers | config | core",
     "planner.core": "memory | builtin | propose, predict.plugin | pipeline, state | merge, rules"
-    " | budget, perf | observe | predict, types",
+    " | budget, perf, propose.static | observe | predict, types",
 }
 """A part imports only from parts on its right, behind a bar; never from a neighbour at a comma."""
 BETWEEN = {

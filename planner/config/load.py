@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from planner.config.options import PlannerOptions
+from planner.core.propose.static import Aim
 from proxy.config.model import OptionError
 from proxy.config.regular_files import read_regular
 from proxy.config.secrets import SecretStr
@@ -169,6 +170,9 @@ def _warnings(found: PlannerOptions, unused: Sequence[str]) -> tuple[str, ...]:
     warnings = []
     if unused:
         warnings.append(f"keys without a meaning here: {', '.join(sorted(unused))}")
+    if found.aim is not Aim.SLA:
+        text = "the prediction and the targets of time have no effect"
+        warnings.append(f"optimization_target {found.aim}: {text}")
     if found.scale_down_rule == "sensitivity":
         warnings.append("scale_down_rule sensitivity may go down and up for ever near the targets")
     return tuple(warnings)

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from planner.core.perf.capacity import Slo
+from planner.core.propose.static import DECODE, Aim, Thresholds
 from planner.core.rules import DownRule, Rules
 from proxy.config.model import After, Before, Model, OptionError
 from proxy.config.secrets import SecretStr, is_loopback, long_enough, secret_text, sendable
@@ -88,8 +89,21 @@ class PlannerOptions(Model):
         Option(TARGETS, "Target of the time between two tokens of a stream.", "ms"),
     ] = 50.0
     optimization_target: Annotated[
-        Literal["sla"], Option(TARGETS, "The targets above, by a model of the engines.")
+        Literal["sla", "throughput", "latency", "load"],
+        Option(
+            TARGETS,
+            "sla: the targets above, by a model of the engines. Others: a share of the KV cache "
+            "in use, without a model, a prediction or a target.",
+        ),
     ] = "sla"
+    decode_scale_up_kv_rate: Annotated[
+        Annotated[float, Meta(ge=0, le=1000)] | None,
+        Option(TARGETS, "Target load: one more where an instance uses so much of its KV.", "%"),
+    ] = None
+    decode_scale_down_kv_rate: Annotated[
+        Annotated[float, Meta(ge=0, le=1000)] | None,
+        Option(TARGETS, "Target load: one fewer where none uses more than that.", "%"),
+    ] = None
     min_endpoint: Annotated[
         Annotated[int, Meta(ge=1, le=10**5)], Option(TARGETS, "Fewest instances.")
     ] = 1
@@ -220,7 +234,30 @@ class PlannerOptions(Model):
         if not is_loopback(host) and self.control_token is None:
             raise OptionError("control_token", f"{host}:{port} is not loopback, so it is needed")
 
+    @property
+    def aim(self) -> Aim:
+        """What load scaling keeps."""
+        return Aim(self.optimization_target)
+
+    @property
+    def thresholds(self) -> Thresholds | None:
+        """Those of the target load. Raises OptionError where they are not given."""
+        up, down = self.decode_scale_up_kv_rate, self.decode_scale_down_kv_rate
+        if self.aim is not Aim.LOAD:
+            return None
+        for name in ("decode_scale_up_kv_rate", "decode_scale_down_kv_rate"):
+            if getattr(self, name) is None:
+                raise OptionError(name, "the target load needs it")
+        assert up is not None
+        assert down is not None
+        if down >= up:
+            raise OptionError("decode_scale_down_kv_rate", "it has to be below the one for up")
+        return Thresholds(up / 100, down / 100, is_closed=True)
+
     def _check_loops(self) -> None:
+        if self.aim is not Aim.SLA:
+            self._check_aim()
+            return
         if not (self.enable_throughput_scaling or self.enable_load_scaling):
             raise OptionError("enable_load_scaling", "one of the two loops has to be on")
         slow = round(1000 * self.throughput_adjustment_interval_seconds)
@@ -230,6 +267,12 @@ class PlannerOptions(Model):
                 "load_adjustment_interval_seconds",
                 "it has to divide throughput_adjustment_interval_seconds",
             )
+
+    def _check_aim(self) -> None:
+        """A target of use is load scaling alone."""
+        if not self.enable_load_scaling:
+            raise OptionError("enable_load_scaling", f"{self.aim} is load scaling alone")
+        _ = self.thresholds
 
     @property
     def control_address(self) -> tuple[str, int]:
@@ -244,7 +287,9 @@ class PlannerOptions(Model):
         """What the builtin plugins go by."""
         return Rules(
             Slo(self.ttft_ms / 1000, self.itl_ms / 1000),
-            self.enable_throughput_scaling,
+            self.aim,
+            self.thresholds or DECODE[Aim.THROUGHPUT],
+            self.enable_throughput_scaling and self.aim is Aim.SLA,
             self.enable_load_scaling,
             self.throughput_adjustment_interval_seconds,
             self.load_adjustment_interval_seconds,

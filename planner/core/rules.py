@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planner.core.perf.capacity import Slo
+from planner.core.propose.static import DECODE, Aim, Thresholds
 
 
 class DownRule(StrEnum):
@@ -19,11 +20,14 @@ class DownRule(StrEnum):
 class Rules:
     """What the builtin plugins go by. The defaults are those of Dynamo's planner.
 
+    `aim`: what load scaling keeps; `own`: the thresholds of the aim LOAD.
     `sensitivity`: share of the targets below which there is room, 0..1; 0: never fewer.
     `max_step`: most replicas by which throughput scaling changes a component at once.
     """
 
     slo: Slo = field(default_factory=lambda: Slo(0.5, 0.05))
+    aim: Aim = Aim.SLA
+    own: Thresholds = field(default_factory=lambda: DECODE[Aim.THROUGHPUT])
     throughput_scaling: bool = True
     load_scaling: bool = True
     throughput_interval_s: float = 180.0

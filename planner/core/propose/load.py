@@ -12,6 +12,7 @@ from enum import StrEnum
 from planner.core.perf.capacity import Slo
 from planner.core.perf.regression import Line
 from planner.core.perf.steps import chunked
+from planner.core.propose.static import DECODE, Aim, change
 from planner.core.rules import DownRule, Rules
 from planner.core.state import PlannerScalingState
 from planner.core.types import Capabilities, Context, Engine, Kind, Proposal, Stage, Target
@@ -153,13 +154,27 @@ class LoadPropose:
 
     def _decide(self, component: str, context: Context, engines: Sequence[Engine]) -> LoadDecision:
         replicas = context.replicas[component]
-        model, typical = self._state.model(component), self.typical()
         if not engines:
             return LoadDecision.NO_DATA
         if not replicas.is_settled:
             return LoadDecision.IN_PROGRESS
         if len(engines) != replicas.ready:
             return LoadDecision.COUNT_MISMATCH
+        if self._rules.aim is not Aim.SLA:
+            return self._by_use(engines, context.capabilities.get(component, Capabilities()))
+        return self._by_model(component, context, engines)
+
+    def _by_use(self, engines: Sequence[Engine], of: Capabilities) -> LoadDecision:
+        aim, own = self._rules.aim, self._rules.own
+        found = change(engines, of, own if aim is Aim.LOAD else DECODE[aim])
+        if found is None:
+            return LoadDecision.INSUFFICIENT
+        return {1: LoadDecision.UP, -1: LoadDecision.DOWN}.get(found, LoadDecision.NO_CHANGE)
+
+    def _by_model(
+        self, component: str, context: Context, engines: Sequence[Engine]
+    ) -> LoadDecision:
+        model, typical = self._state.model(component), self.typical()
         if model is None or typical is None:
             return LoadDecision.INSUFFICIENT
         judge = Judge(model, typical, context.capabilities.get(component, Capabilities()))

@@ -58,6 +58,16 @@ def test_a_payload_of_dynamo_loads_and_names_what_it_cannot_use() -> None:
             '{"proxies": "p:1", "enable_load_scaling": false, "enable_throughput_scaling": false}',
             "one of the two loops has to be on",
         ),
+        ('{"proxies": "p:1", "optimization_target": "load"}', "up_kv_rate: .* needs it|needs it"),
+        (
+            '{"proxies": "p:1", "optimization_target": "load", "decode_scale_up_kv_rate": 50,'
+            ' "decode_scale_down_kv_rate": 50}',
+            "below the one for up",
+        ),
+        (
+            '{"proxies": "p:1", "optimization_target": "latency", "enable_load_scaling": false}',
+            "latency is load scaling alone",
+        ),
         ('{"proxies": "p:1", "scaler": "exec"}', "the scaler exec needs it"),
         ('{"proxies": "p:1", "scaler": "file"}', "the scaler file needs it"),
         ('{"proxies": "p:1", "control": "0.0.0.0:1"}', "is not loopback, so it is needed"),
@@ -98,3 +108,12 @@ def test_broken_toml_is_a_line(tmp_path: Path) -> None:
 def test_a_rule_that_may_swing_is_warned_of() -> None:
     (warning,) = loaded("--proxies", "p:1", "--scale-down-rule", "sensitivity").warnings
     assert "for ever" in warning
+
+
+def test_a_target_of_use_is_load_scaling_without_a_prediction() -> None:
+    found = loaded("--proxies", "p:1", "--optimization-target", "latency")
+    assert not found.options.rules.throughput_scaling
+    assert "no effect" in found.warnings[0]
+    words = ("load", "--decode-scale-up-kv-rate", "80", "--decode-scale-down-kv-rate", "20")
+    rules = loaded("--proxies", "p:1", "--optimization-target", *words).options.rules
+    assert (rules.own.up, rules.own.down) == (0.8, 0.2)
