@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from replayer.engine.costs import DecodeRun
+from replayer.engine.iterations import Iterations
 from replayer.engine.kv_sender import Sender
 from replayer.engine.kvcache import SharedStore
 from replayer.engine.scheduler import Scheduler, Work
@@ -52,6 +53,8 @@ class Engine:
     ) -> None:
         self.options = options
         self.counters = Counters()
+        self.iterations: Iterations | None = None
+        """Counts each step where somebody reads that; None: nobody does."""
         self.sender = Sender(
             options.transfer,
             options.sender_slots,
@@ -202,7 +205,7 @@ class Engine:
         run, self._run = self._run, None
         self._clock_s = end_s
         if run is not None:
-            self._book(run.steps, end_s)
+            self._book(run, run.steps, end_s)
 
     def _commit_until(self, now_s: float) -> None:
         """Book the steps of the run that have ended; the current step goes on."""
@@ -212,10 +215,12 @@ class Engine:
             return
         done = run.steps_by(now_s) if run.steps > 1 else 0
         if done:
-            self._book(done, run.end_s(done))
+            self._book(run, done, run.end_s(done))
             self._run = run.after(done)
 
-    def _book(self, steps: int, at_s: float) -> None:
+    def _book(self, run: DecodeRun, steps: int, at_s: float) -> None:
+        if self.iterations is not None:
+            self.iterations.count(self._work, run, steps)
         for request in self._scheduler.commit(self._work, steps):
             if request.first_token_s is None:
                 self._first_token(request, at_s)

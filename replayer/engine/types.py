@@ -129,6 +129,8 @@ class SimRequest:
     """The pool's release count when it last had no room for the request."""
     scheduled_s: float | None = None
     first_token_s: float | None = None
+    last_token_s: float = 0.0
+    """When its last token came, where `Iterations` counts."""
     finished_s: float | None = None
     finish_reason: FinishReason | None = None
 

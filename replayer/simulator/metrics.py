@@ -1,17 +1,23 @@
 """An engine's /metrics, under the names and labels of current vLLM (>= 0.31).
 
-Gauges and counters are read from the model at a scrape, so they cost nothing per step; histograms
-are updated per request, and written out again only then: they are most of the text. As in vLLM, no
-success counter counts aborted requests.
+Gauges and counters are read from the model at a scrape, so they cost nothing per step. So are the
+histograms of steps, which the model counts; the others are updated per request, and written out
+again only then: they are most of the text. As in vLLM, no success counter counts aborted requests.
 """
 
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from replayer.engine.engine import Engine
+from replayer.engine.iterations import GAP_BOUNDS, Iterations, Spread
 from replayer.engine.types import NULL_BLOCKS, SimRequest
 
 Value = float | dict[str, int]
@@ -21,10 +27,6 @@ _RANK = "0"
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-_TPOT_BUCKETS = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
-    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
 _LATENCY_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
@@ -38,6 +40,7 @@ class EngineMetrics(Collector):
 
     def __init__(self, engine: Engine, model: str, started_unix_s: float) -> None:
         self._engine = engine
+        self._iterations = engine.iterations = Iterations()
         self._labels = {"model_name": model, "engine": _RANK}
         self.rejected = 0
         self._registry = CollectorRegistry()
@@ -51,7 +54,7 @@ class EngineMetrics(Collector):
             "time_to_first_token_seconds", "Arrival to first token", _TTFT_BUCKETS
         )
         self._tpot = self._histogram(
-            "request_time_per_output_token_seconds", "Mean per request", _TPOT_BUCKETS
+            "request_time_per_output_token_seconds", "Mean per request", GAP_BOUNDS
         )
         self._e2e = self._histogram(
             "e2e_request_latency_seconds", "Arrival to end", _LATENCY_BUCKETS
@@ -106,6 +109,9 @@ class EngineMetrics(Collector):
         yield from self._tokens()
         yield from self._transfers()
         yield from self._requests()
+        done = self._iterations
+        yield self._spread("iteration_tokens_total", "Tokens of a step", done.tokens)
+        yield self._spread("inter_token_latency_seconds", "Gap between two tokens", done.gaps)
 
     def _load(self) -> Iterator[Metric]:
         engine, options = self._engine, self._engine.options
@@ -175,6 +181,11 @@ class EngineMetrics(Collector):
             f"vllm:{name}", help_, list(self._labels), buckets=buckets, registry=self._histograms
         )
         return family.labels(**self._labels)
+
+    def _spread(self, name: str, help_: str, spread: Spread) -> Metric:
+        family = HistogramMetricFamily(f"vllm:{name}", help_, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), list(spread.cumulated()), spread.sum)
+        return family
 
     def _gauge(self, name: str, help_: str, value: Value, *label: str) -> Metric:
         return self._filled(GaugeMetricFamily, name, help_, value, *label)

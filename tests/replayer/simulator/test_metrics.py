@@ -26,6 +26,10 @@ async def test_metrics_have_vllms_names_and_add_up(http, fleet):
         f'vllm:prompt_tokens_by_source_total{{{labels},source="local_cache_hit"}} 80.0',
         f'vllm:prompt_tokens_by_source_total{{{labels},source="external_kv_transfer"}} 95.0',
         f"vllm:time_to_first_token_seconds_count{{{labels}}} 2.0",
+        f"vllm:iteration_tokens_total_count{{{labels}}} 10.0",
+        f"vllm:iteration_tokens_total_sum{{{labels}}} 25.0",
+        'vllm:iteration_tokens_total_bucket{engine="0",le="16.0",model_name="sim-8b"} 10.0',
+        f"vllm:inter_token_latency_seconds_count{{{labels}}} 8.0",
         f"vllm:num_preemptions_total{{{labels}}} 0.0",
     ):
         assert line in text
