@@ -35,6 +35,7 @@ from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.metrics import Exposition, Metrics
 from proxy.telemetry.request_log import RequestLog
 from proxy.telemetry.requests import RequestTelemetry
+from proxy.telemetry.samples import Samples
 
 
 class ProxyState:
@@ -64,7 +65,9 @@ class ProxyState:
         )
         is_json, drop = settings.access_log == "json", metrics.log_dropped.inc
         access_log = AccessLog(settings.access_log_at, drop, is_json=is_json)
-        self.telemetry = RequestTelemetry(metrics, request_log, clock.now_s, access_log)
+        kept = settings.samples
+        samples = Samples(kept, clock.unix_now()) if kept else None
+        self.telemetry = RequestTelemetry(metrics, request_log, clock.now_s, access_log, samples)
         self.access = Access(settings, lambda: metrics.denied.labels("client").inc())
         self.in_flight = InFlight()
         self.gpus = GpuReadings()
