@@ -65,9 +65,8 @@ class ProxyState:
         )
         is_json, drop = settings.access_log == "json", metrics.log_dropped.inc
         access_log = AccessLog(settings.access_log_at, drop, is_json=is_json)
-        kept = settings.samples
-        samples = Samples(kept, clock.unix_now()) if kept else None
-        self.telemetry = RequestTelemetry(metrics, request_log, clock.now_s, access_log, samples)
+        now_s, samples = clock.now_s, Samples(settings.samples, clock.unix_now())
+        self.telemetry = RequestTelemetry(metrics, request_log, now_s, access_log, samples)
         self.access = Access(settings, lambda: metrics.denied.labels("client").inc())
         self.in_flight = InFlight()
         self.gpus = GpuReadings()
@@ -83,7 +82,6 @@ class ProxyState:
             self.thermal.evictions.budget = MoveBudget(plan.options.fleet_bytes_per_s)
         self.detached = DetachedTasks()
         self.estimator = TokenEstimator(known.bytes_per_token.of, known.bytes_per_token.media)
-        now_s = clock.now_s
         self.memory, self.bodies, self.unread = Watermark(None), HeldBodies(now_s), Unread(now_s)
         heat = control if settings.limits_heat else None
         self.gpus.needed_every_s = TICK_S if heat is not None else self.gpus.needed_every_s

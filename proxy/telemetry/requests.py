@@ -56,15 +56,15 @@ class RequestTelemetry:
         metrics: Metrics,
         request_log: RequestLog,
         now_s: Callable[[], float],
-        access_log: AccessLog | None = None,
-        samples: Samples | None = None,
+        access_log: AccessLog,
+        samples: Samples,
     ) -> None:
         self.metrics, self.request_log = metrics, request_log
         self.samples = samples
-        logs: tuple[RecordLog | None, ...] = (request_log, access_log)
-        self.logs = tuple([log for log in logs if log is not None and log.is_on])
+        logs: tuple[RecordLog, ...] = (request_log, access_log)
+        self.logs = tuple([log for log in logs if log.is_on])
         sinks: tuple[RecordSink, ...] = self.logs
-        self._sinks = sinks if samples is None else (*sinks, samples)
+        self._sinks = (*sinks, samples) if samples.is_on else sinks
         self.decisions: deque[RequestRecord] = deque(maxlen=DECISIONS_KEPT)
         self.refused: deque[RequestRecord] = deque(maxlen=REFUSED_KEPT)
         self.overload = Overload()

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy.admin.samples import MOST_SEQUENCE
-from proxy.config.options import OptionError, Settings
+from proxy.config.model import OptionError
+from proxy.config.options import Settings
 from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.samples import FIELDS, ROWS_AT_ONCE
+from proxy.telemetry.samples import ROWS_AT_ONCE
 from tests.support.admin import call
 from tests.support.harness import chat, proxied, words
 
 KEY = {"Authorization": "Bearer k3y"}
+SAME = ("t_proxy_recv", "isl_tokens", "hit_tokens", "new_tokens", "osl_tokens")
+
+
+def rows_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(answer["fields"], row, strict=True)) for row in answer["samples"]]
 
 
 async def test_samples_are_the_ended_requests_in_plain_numbers(tmp_path: Path) -> None:
@@ -31,19 +38,18 @@ async def test_samples_are_the_ended_requests_in_plain_numbers(tmp_path: Path) -
         records = [r for r in await proxy.records(4) if r["isl_tokens"] is not None]
         _, found = await call(proxy, "GET", "/samples?after=0")
         assert (found["first"], found["last"], found["started_at"]) == (1, 3, empty["started_at"])
-        rows = found["samples"]
+        rows = rows_of(found)
         for number, (row, record) in enumerate(zip(rows, records, strict=True), 1):
-            assert list(row) == ["sequence", *FIELDS]
+            assert row.keys() == {"sequence", *SAME, "queue_s", "ttft_s", "tpot_s", "outcome"}
             assert row["sequence"] == number
-            same = FIELDS[:5]
-            assert [row[name] for name in same] == [record[name] for name in same]
+            assert [row[name] for name in SAME] == [record[name] for name in SAME]
         assert [row["outcome"] for row in rows] == ["ok", "ok", "rejected"]
         assert [row["osl_tokens"] for row in rows] == [40, 30, None]
         assert rows[1]["hit_tokens"] > 0 == rows[0]["hit_tokens"]
         assert all(row["ttft_s"] > 0 < row["tpot_s"] for row in rows[:2])
         assert (rows[2]["ttft_s"], rows[2]["tpot_s"]) == (None, None)
         _, later = await call(proxy, "GET", "/samples?after=2")
-        assert later["samples"] == rows[2:]
+        assert rows_of(later) == rows[2:]
 
 
 async def test_a_late_reader_is_told_what_is_left_and_gets_it_in_parts(tmp_path: Path) -> None:
@@ -53,7 +59,8 @@ async def test_a_late_reader_is_told_what_is_left_and_gets_it_in_parts(tmp_path:
             ring.write(RequestRecord(request_id="r", isl_tokens=number))
         _, found = await call(proxy, "GET", "/samples?after=3")
         assert (found["first"], found["last"]) == (501, 2500)
-        assert [row["isl_tokens"] for row in found["samples"]] == [*range(501, 501 + ROWS_AT_ONCE)]
+        sequences = [row["sequence"] for row in rows_of(found)]
+        assert sequences == [*range(501, 501 + ROWS_AT_ONCE)]
         _, beyond = await call(proxy, "GET", f"/samples?after={MOST_SEQUENCE}")
         assert (beyond["last"], beyond["samples"]) == (2500, [])
 
@@ -68,8 +75,9 @@ async def test_another_process_says_that_sequences_begin_anew(tmp_path: Path) ->
 
 async def test_without_the_option_nothing_is_kept(tmp_path: Path) -> None:
     async with proxied(tmp_path, 1) as (proxy, _):
-        telemetry = proxy.server.state.telemetry
-        assert telemetry.samples is None
+        await proxy.post(chat("x"))
+        await proxy.records(1)
+        assert proxy.server.state.telemetry.samples.last == 0
         status, answer = await call(proxy, "GET", "/samples")
         assert (status, answer["error"]["code"]) == (404, 404)
         assert "--samples" in answer["error"]["message"]
