@@ -20,6 +20,7 @@ from proxy.admin.auth import Denials, Handler, audited
 from proxy.admin.batch import BATCH, Batch
 from proxy.admin.busy_threshold import BusyThreshold
 from proxy.admin.endpoints import FleetPaths, HealthPaths, ModelsPath
+from proxy.admin.samples import SamplesPath
 from proxy.config.in_force import OptionsInForce
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
@@ -149,6 +150,7 @@ class Routes:
         )
         self._thresholds = BusyThreshold(state.known, options, state.clock)
         self._batch = Batch(state.thermal, state.known, options, state.clock)
+        self._samples = SamplesPath(state.telemetry.samples)
         self._models = ModelsPath(instances, state.access)
         legs = LegOwners(
             state.clock,
@@ -215,6 +217,7 @@ class Routes:
             "/sessions/{id}/end": {"POST": fleet.end_session},
             "/decisions": {"GET": fleet.decisions},
             "/decisions/{request_id}": {"GET": fleet.decision},
+            "/samples": {"GET": self._samples.samples},
             "/busy_threshold": {
                 "GET": thresholds.get,
                 "POST": thresholds.post,

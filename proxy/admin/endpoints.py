@@ -20,7 +20,7 @@ from proxy.core.admission.turns import Turns
 from proxy.core.fleet.health import Health, State
 from proxy.core.fleet.members import Member
 from proxy.core.kvcache.published import PublishedBlocks
-from proxy.core.latency.model import CALIBRATION_QUANTILES, Times
+from proxy.core.latency.model import CALIBRATION_QUANTILES, Latency, Times
 from proxy.core.placement.decision import PlacementView
 from proxy.core.placement.stored import as_json
 from proxy.core.routing.eligible import NO_INSTANCE_RETRY_S
@@ -250,6 +250,7 @@ class FleetPaths:
             "load": {**asdict(load), "ongoing_tokens": load.ongoing_tokens},
             "usage_doubted": known.is_usage_doubted(name),
             "learned_prefill_tps": round(known.latency.prefill_tps(name)),
+            "lines": _lines(known.latency, name),
             "residual_ratios": _ratios(known.latency.of(name)),
             "ttft_prediction_ratios": _calibration(known.latency.of(name)),
             "kv_tokens_assumed": member.state.assumed_kv_tokens,
@@ -630,6 +631,18 @@ def _calibration(times: Times) -> dict[str, dict[str, dict[str, float | int | No
             **quantiles,
         }
     return found
+
+
+def _lines(latency: Latency, name: str) -> dict[str, object]:
+    """Coefficients of the lines by which an instance's times are predicted, and its step budget."""
+    times = latency.of(name)
+    lines = {
+        "prefill": (times.prefill.p, times.prefill.q),
+        "step": (times.step.p, times.step.q),
+        "way": latency.way(),
+    }
+    named: dict[str, object] = {line: {"p": p, "q": q} for line, (p, q) in lines.items()}
+    return named | {"max_num_batched_tokens": times.budget}
 
 
 def _ratios(times: Times) -> dict[str, dict[str, float | None]]:

@@ -780,6 +780,15 @@ class Settings(Model):
             reloadable=True,
         ),
     ] = MOST_KEPT
+    samples: Annotated[
+        int,
+        Meta(ge=0, le=100_000),
+        Option(
+            TELEMETRY,
+            "Last ended requests kept in plain numbers for GET /samples, some 400 bytes each; "
+            "0: none.",
+        ),
+    ] = 0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Option(TELEMETRY, "Lowest severity that is logged."),

@@ -35,6 +35,7 @@ from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.metrics import Exposition, Metrics
 from proxy.telemetry.request_log import RequestLog
 from proxy.telemetry.requests import RequestTelemetry
+from proxy.telemetry.samples import Samples
 
 
 class ProxyState:
@@ -64,7 +65,8 @@ class ProxyState:
         )
         is_json, drop = settings.access_log == "json", metrics.log_dropped.inc
         access_log = AccessLog(settings.access_log_at, drop, is_json=is_json)
-        self.telemetry = RequestTelemetry(metrics, request_log, clock.now_s, access_log)
+        now_s, samples = clock.now_s, Samples(settings.samples, clock.unix_now())
+        self.telemetry = RequestTelemetry(metrics, request_log, now_s, access_log, samples)
         self.access = Access(settings, lambda: metrics.denied.labels("client").inc())
         self.in_flight = InFlight()
         self.gpus = GpuReadings()
@@ -80,7 +82,6 @@ class ProxyState:
             self.thermal.evictions.budget = MoveBudget(plan.options.fleet_bytes_per_s)
         self.detached = DetachedTasks()
         self.estimator = TokenEstimator(known.bytes_per_token.of, known.bytes_per_token.media)
-        now_s = clock.now_s
         self.memory, self.bodies, self.unread = Watermark(None), HeldBodies(now_s), Unread(now_s)
         heat = control if settings.limits_heat else None
         self.gpus.needed_every_s = TICK_S if heat is not None else self.gpus.needed_every_s

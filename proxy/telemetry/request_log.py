@@ -15,6 +15,7 @@ import select
 import stat
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +55,15 @@ def record_json(record: RequestRecord, candidates: int = MOST_KEPT) -> bytes:
     return printable_json(orjson.dumps(record, default=rows))
 
 
-class RecordLog:
+class RecordSink(ABC):
+    """What gets the record of each ended request."""
+
+    @abstractmethod
+    def write(self, record: RequestRecord) -> None:
+        """Take one record; the caller must not change it afterwards."""
+
+
+class RecordLog(RecordSink):
     """Appends a line per record to a file, or to stdout; without a path every call is a no-op.
 
     `name`: what the log on stderr calls it. `line`: a record's line, made by the thread.
@@ -88,7 +97,7 @@ class RecordLog:
         return self._writer is not None
 
     def write(self, record: RequestRecord) -> None:
-        """Queue one record; the caller must not change it afterwards."""
+        """Queue one record."""
         if self._writer is None:
             return
         if len(self._queue) < QUEUE_LINES:

@@ -14,7 +14,8 @@ from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.log import Throttle, more, printable
 from proxy.telemetry.metrics import NO_CHECK, Metrics
 from proxy.telemetry.record import RequestRecord, note_route
-from proxy.telemetry.request_log import RecordLog, RequestLog
+from proxy.telemetry.request_log import RecordLog, RecordSink, RequestLog
+from proxy.telemetry.samples import Samples
 
 DECISIONS_KEPT = 200
 """Records kept for GET /decisions, 3 kB or more each; the request log has all of them."""
@@ -32,18 +33,21 @@ class RequestTelemetry:
 
     `decisions`: the records of the last placed requests, the newest last. `refused`: those of the
     last refused ones. `logs`: those that get a line for each request.
+    `samples`: the last ended ones in plain numbers.
     """
 
     __slots__ = (
         *(
             "_failures",
             "_now_s",
+            "_sinks",
             "decisions",
             "metrics",
             "logs",
             "overload",
             "refused",
             "request_log",
+            "samples",
         ),
     )
 
@@ -52,11 +56,15 @@ class RequestTelemetry:
         metrics: Metrics,
         request_log: RequestLog,
         now_s: Callable[[], float],
-        access_log: AccessLog | None = None,
+        access_log: AccessLog,
+        samples: Samples,
     ) -> None:
         self.metrics, self.request_log = metrics, request_log
-        logs: tuple[RecordLog | None, ...] = (request_log, access_log)
-        self.logs = tuple([log for log in logs if log is not None and log.is_on])
+        self.samples = samples
+        logs: tuple[RecordLog, ...] = (request_log, access_log)
+        self.logs = tuple([log for log in logs if log.is_on])
+        sinks: tuple[RecordSink, ...] = self.logs
+        self._sinks = (*sinks, samples) if samples.is_on else sinks
         self.decisions: deque[RequestRecord] = deque(maxlen=DECISIONS_KEPT)
         self.refused: deque[RequestRecord] = deque(maxlen=REFUSED_KEPT)
         self.overload = Overload()
@@ -115,8 +123,8 @@ class RequestTelemetry:
     def over(self, record: RequestRecord, endpoint: str) -> None:
         """The request is over and its record complete. `endpoint`: its metric label."""
         self.metrics.observe(record, endpoint)
-        for log in self.logs:
-            log.write(record)
+        for sink in self._sinks:
+            sink.write(record)
 
 
 class FailureLog:

@@ -486,6 +486,11 @@ class Latency:
         c = self._first_tokens.c
         return c[0] + c[1] * prompt_tokens
 
+    def way(self) -> Line:
+        """The coefficients of `way_s`: w0, w1."""
+        c = self._first_tokens.c
+        return c[0], c[1]
+
     def observe_ttft(self, predicted_s: float, seconds: float) -> None:
         """A first token came `seconds` after its decision."""
         self._ttft.observe(predicted_s, seconds)

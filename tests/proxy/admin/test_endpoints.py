@@ -192,6 +192,22 @@ async def test_every_decision_shows_its_options_and_the_shadow(tmp_path: Path) -
         assert ratios["queue_and_prefill"] == {"p50": None, "p95": None}, "too few yet"
 
 
+async def test_an_instance_has_the_lines_that_its_times_are_predicted_by(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 1, max_num_batched_tokens=2048) as (proxy, _):
+        _, (before,) = await call(proxy, "GET", "/instances")
+        for seed in "abc":
+            await proxy.post(chat(words(3000, seed), max_tokens=20))
+        _, (row,) = await call(proxy, "GET", "/instances")
+    lines, new = row["lines"], 8192
+    assert lines["max_num_batched_tokens"] == 2048
+    assert all(lines[name] != before["lines"][name] for name in ("prefill", "step", "way"))
+    prefill_s = lines["prefill"]["p"] * new + lines["prefill"]["q"] * new * new / 2
+    assert round(new / prefill_s) == row["learned_prefill_tps"]
+    known = proxy.router.known.latency
+    for line, predicted_s in (("step", known.step_s(row["name"], 500)), ("way", known.way_s(500))):
+        assert lines[line]["p"] + lines[line]["q"] * 500 == pytest.approx(predicted_s)
+
+
 async def test_a_session_can_be_ended(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, _):
         await proxy.post(chat("x"), headers={"X-Session-ID": "s/1"})
@@ -206,6 +222,7 @@ ADMIN = [
     ("POST", "/sessions/x/end"),
     ("GET", "/decisions"),
     ("GET", "/decisions/r1"),
+    ("GET", "/samples"),
     ("GET", "/busy_threshold"),
     ("POST", "/busy_threshold"),
     ("DELETE", "/busy_threshold"),
