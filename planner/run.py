@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import orjson
 
@@ -117,6 +118,8 @@ class Planner:
         self._is_done = False
         self._decided_s = 0.0
         self._said = ""
+        self._noted: dict[str, Any] = {}
+        """The scaler's notes as they are in the state file."""
 
     def most_replicas(self, name: str) -> int:
         """The most replicas of a component that its GPUs allow."""
@@ -137,9 +140,14 @@ class Planner:
             why_anew = f"state_file {self._options.state_file}: of another form: {error}"
         if why_anew:
             _log.warning("%s; begun anew", why_anew)
+        self._noted = kept.notes
         self.decision = kept.decision
-        known = {name: count for name, count in kept.floors.items() if name in self.floors}
-        self.floors.update(known)
+        if kept.decision is not None and kept.advisory and not self._options.advisory:
+            # Nobody has carried it out, and it may be of another day: it is no target.
+            self.decision = replace(kept.decision, targets={})
+        for name, count in kept.floors.items():
+            if name in self.floors:
+                self.floors[name] = min(max(1, count), self.most_replicas(name))
         self._decided_s = self._saved_s = self._reported_s = now_s
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -208,12 +216,11 @@ class Planner:
         return True
 
     async def _carry_out(self, now: _Now) -> TickOutcome:
-        if self.decision is None:
+        if self.decision is None or not self.decision.targets:
             return TickOutcome.UNCHANGED
-        notes = dict(self._scaler.notes())
+        self._keep_notes()  # a tick that was cut short may have left some
         now.applied = await self._scaler.apply(self.decision, self._proxies)
-        if notes != self._scaler.notes():
-            self._keep(self.decision)
+        self._keep_notes()
         if now.applied.is_done:
             was_done, self._is_done = self._is_done, True
             return TickOutcome.UNCHANGED if was_done else TickOutcome.APPLY
@@ -222,6 +229,11 @@ class Planner:
         if waited_s > self._options.scaling_max_wait_seconds:
             now.failure = f"not done after {waited_s:.0f} s: {now.applied.waits_for}"
         return TickOutcome.IN_PROGRESS
+
+    def _keep_notes(self) -> None:
+        """The scaler goes by its notes only once they are kept."""
+        if self._noted != self._scaler.notes():
+            self._keep(self.decision)
 
     def save(self) -> None:
         """Keep what a successor needs; a failure is said, and changes nothing."""
@@ -236,7 +248,9 @@ class Planner:
         if self._state is not None:
             own = {n: count for n, count in self.floors.items() if count != self._own_floor(n)}
             notes = dict(self._scaler.notes())
-            self._state.save(Kept(decision, remembered(self.builtin), notes, own))
+            learned, advisory = remembered(self.builtin), self._options.advisory
+            self._state.save(Kept(decision, learned, notes, own, advisory))
+            self._noted = notes
 
     def _own_floor(self, name: str) -> int:
         return next(one.min_endpoint for one in self._components if one.name == name)
@@ -266,11 +280,12 @@ class Planner:
         said = snapshot.failure or (
             "the tick took too long" if snapshot.outcome is TickOutcome.TIMEOUT else ""
         )
+        has_failed = snapshot.outcome is TickOutcome.FAILED and said != self._said
+        if now.is_new or has_failed or snapshot.outcome is TickOutcome.APPLY:
+            self._audit(snapshot)
         if said != self._said:
             _log.warning("%s", said) if said else _log.info("ticks are well again")
             self._said = said
-        if now.is_new or snapshot.outcome in (TickOutcome.APPLY, TickOutcome.FAILED):
-            self._audit(snapshot)
         if self._clocks.now_s() - self._saved_s > SAVE_S:
             self.save()
 

@@ -99,6 +99,9 @@ async def serve(options: PlannerOptions) -> None:
                 await planner.run(stop)
         except ScalerError as error:
             raise StartError(str(error)) from error
+        except TimeoutError:
+            text = f"scaler {scaler.name}: no answer within {VALIDATE_S:g} s"
+            raise StartError(text) from None
         finally:
             await planner.end()
 

@@ -26,12 +26,14 @@ class Kept:
     """What is kept: the last decision, and what was learned and noted.
 
     `learned`: of the builtin plugins; `notes`: of the scaler; `floors`: set by an operator.
+    `advisory`: the decision was not carried out.
     """
 
     decision: Decision | None = None
     learned: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     floors: dict[str, int] = field(default_factory=dict)
+    advisory: bool = False
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ class StateFile:
             return Kept(), ""
         except OSError as error:
             raise StateError(f"state_file {self._path}: {error.strerror}") from error
-        except (msgspec.MsgspecError, UnicodeError) as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             return Kept(), f"state_file {self._path}: torn or of another form: {error}"
         if found.form != FORM:
             return Kept(), f"state_file {self._path}: of form {found.form}, not {FORM}"

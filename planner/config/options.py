@@ -6,8 +6,10 @@ unless a name says `_ms`.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -25,6 +27,9 @@ Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 Word = Annotated[str, Meta(pattern=r"^\S+$")]
 SECRET_FORM = "text, never shown, or @FILE that holds it, or none"
 MOST_PROXIES = 16
+STARTED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:-]{0,40})?\*[A-Za-z0-9._:-]{0,16}")
+"""Globs of which names can be made: with a number for the star they match, and proxies take them.
+"""
 
 
 def _urls(value: object) -> object:
@@ -34,13 +39,19 @@ def _urls(value: object) -> object:
     urls = tuple(_url(str(part).strip()) for part in parts)
     if len(urls) > MOST_PROXIES:
         raise ValueError(f"at most {MOST_PROXIES}")
+    if len(set(urls)) < len(urls):
+        raise ValueError("an address is given twice: all of its requests would count twice")
     return urls
 
 
 def _url(text: str) -> str:
     if not text or any(c.isspace() for c in text):
         raise ValueError("an address is empty, or has spaces")
-    return text.rstrip("/") if "://" in text else f"http://{text}"
+    url = (text if "://" in text else f"http://{text}").rstrip("/")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("an address is not of the form [http://]host:port")
+    return url
 
 
 def _words(value: object) -> object:
@@ -230,6 +241,11 @@ class PlannerOptions(Model):
         for scaler, needed in (("exec", "scaler_command"), ("file", "decision_file")):
             if self.scaler == scaler and not getattr(self, needed):
                 raise OptionError(needed, f"the scaler {scaler} needs it")
+        if self.scaler == "exec" and not STARTED.fullmatch(self.match):
+            raise OptionError(
+                "match",
+                "the scaler exec makes names of it: one *, and letters, digits, . _ : - beside it",
+            )
         host, port = self.control_address
         if not is_loopback(host) and self.control_token is None:
             raise OptionError("control_token", f"{host}:{port} is not loopback, so it is needed")

@@ -61,7 +61,7 @@ class Member:
     """An instance as the proxy knows it.
 
     `is_ready`: up, proven and not draining. `requests`: those it works on. `held_tokens`: KV and
-    running tokens that users lose with it.
+    running tokens that users lose with it. `is_everywhere`: every proxy knows it.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Member:
     is_draining: bool = False
     requests: int = 0
     held_tokens: int = 0
+    is_everywhere: bool = True
 
 
 class Fleet(Protocol):

@@ -7,31 +7,29 @@ name that runs already is started with no effect, and one that runs no more is s
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import count
-from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import Any
 
 from planner.config.components import Component
-from planner.scalers.base import (
-    Applied,
-    Decision,
-    Failure,
-    Fleet,
-    Member,
-    Scaler,
-    ScalerError,
-    victims,
-)
+from planner.scalers.base import Applied, Decision, Fleet, Member, Scaler, victims
+from planner.scalers.command import Command
 from proxy.config.values import InstanceSpec
 
-COMMAND_S = 15.0
-"""Time for one call of the command, within a tick."""
-MOST_OUTPUT = 1 << 16
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A component at a step: what runs of it, and whom the proxies know."""
+
+    component: Component
+    target: int
+    running: Mapping[str, InstanceSpec]
+    members: Mapping[str, Member]
+
+    def is_draining(self, name: str) -> bool:
+        """Whether a proxy drains an instance of this name."""
+        return name in self.members and self.members[name].is_draining
 
 
 class ExecScaler(Scaler):
@@ -40,10 +38,11 @@ class ExecScaler(Scaler):
     name = "exec"
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._command = tuple(command)
+        self._command = Command(command)
         self._components: Sequence[Component] = ()
-        self._joined: set[str] = set()
-        """Instances that the proxies have known: one that they know no more was taken out."""
+        self._joined: dict[str, str] = {}
+        """Addresses of instances that all proxies have known: one that they know no more was taken
+        out. One that runs elsewhere since then has not joined."""
         self._leaving: set[str] = set()
         """Instances that this planner drains, to stop them then. They are noted before they are
         drained: else a successor would take the drain for an operator's."""
@@ -52,11 +51,11 @@ class ExecScaler(Scaler):
     async def validate(self, components: Sequence[Component]) -> None:
         """The command lists what runs."""
         self._components = components
-        await self._list()
+        await self._command.instances()
 
     async def observe(self) -> Mapping[str, int]:
         """The instances that run and that nobody takes out."""
-        running = await self._list()
+        running = await self._command.instances()
         return {
             one.name: sum(name not in self._leaving for name in one.own(running))
             for one in self._components
@@ -64,111 +63,103 @@ class ExecScaler(Scaler):
 
     async def apply(self, decision: Decision, fleet: Fleet) -> Applied:
         """Stop what has drained, then start or drain as many as are too few or too many."""
-        running = await self._list()
-        self._leaving &= running.keys()
-        if self._generation != (now := fleet.generation()):
-            self._joined, self._generation = set(), now
-        self._joined &= running.keys()
+        running = await self._command.instances()
+        members = {one.name: one for of in self._components for one in fleet.members(of.name)}
+        is_anew = self._generation != (now := fleet.generation())
+        there = running.keys() | members.keys()
+        self._generation, self._leaving = now, self._leaving & there
+        self._joined = {
+            name: url for name, url in self._joined.items() if name in there and not is_anew
+        }
         waits: list[str] = []
         for one in self._components:
             if one.name in decision.targets:
-                waits += await self._step(one, running, decision.targets[one.name], fleet)
+                own = {name: running[name] for name in one.own(running)}
+                known = {name: members[name] for name in one.own(members)}
+                waits += await self._step(_Seen(one, decision.targets[one.name], own, known), fleet)
         return Applied("; ".join(waits))
 
-    async def _step(
-        self, component: Component, running: Mapping[str, str], target: int, fleet: Fleet
-    ) -> list[str]:
-        members = {one.name: one for one in fleet.members(component.name)}
-        own = component.own(running)
-        self._joined |= members.keys() & running.keys()
-        for name in sorted(self._leaving & set(own)):
-            if name not in members:
-                await self._call("stop", name)
-                own.remove(name)
-            elif not members[name].is_draining:
-                await fleet.drain(name)
-        # Who was taken out by an operator, or drains by his hand, is there no more: neither is it
-        # brought back nor stopped, and another one starts in its place.
-        taken = [name for name in own if name in self._joined and name not in members]
-        kept = [
-            name
-            for name in own
-            if name not in taken
-            and name not in self._leaving
-            and not (name in members and members[name].is_draining)
-        ]
-        if len(kept) < target:
-            await self._start(component, running, target - len(kept))
-        for name in [name for name in kept if name not in members][: max(0, target)]:
-            await fleet.add(name, running[name])
-        await self._take(kept, members, len(kept) - target)
-        waits = [f"{name} drains" for name in sorted(self._leaving & set(own))]
-        if len(kept) < target:
-            waits.append(f"{target - len(kept)} of {component.name} start")
+    async def _step(self, seen: _Seen, fleet: Fleet) -> list[str]:
+        """Who comes is seen to first: a drain that fails keeps nobody from coming."""
+        self._joined |= {n: spec.url for n, spec in seen.running.items() if self._is_in(n, seen)}
+        kept = [name for name in seen.running if self._is_kept(name, seen)]
+        short = seen.target - len(kept)
+        waits = await self._more(seen, short, fleet)
+        # Those that no proxy knows yet have nothing to lose, and are not brought in before.
+        unknown = [name for name in kept if name not in seen.members][: max(0, -short)]
+        for name in unknown:
+            await self._command.call("stop", name)
+        for name in kept:
+            if name not in unknown and not self._is_in(name, seen):
+                await fleet.add(name, _address(seen.running[name]))
+                waits.append(f"{name} joins")
+        waits += await self._let_go(seen, fleet)
+        known = [seen.members[name] for name in kept if name in seen.members]
+        chosen = victims(known, max(0, -short - len(unknown)))
+        self._leaving |= {one.name for one in chosen}
+        return waits + [f"{one.name} drains" for one in chosen]
+
+    def _is_same(self, name: str, seen: _Seen) -> bool:
+        """Whether a member of this name is the instance that runs, however its host is written."""
+        if (one := seen.members.get(name)) is None or name not in seen.running:
+            return False
+        url = seen.running[name].url
+        return one.is_ready or url in (one.url, self._joined.get(name))
+
+    def _is_in(self, name: str, seen: _Seen) -> bool:
+        """Whether all proxies know the instance that runs."""
+        return self._is_same(name, seen) and seen.members[name].is_everywhere
+
+    def _is_kept(self, name: str, seen: _Seen) -> bool:
+        """Whether it counts. Who was taken out by an operator, or drains by his hand, does not.
+
+        Neither is it brought back nor stopped, and another one starts in its place.
+        """
+        has_joined = self._joined.get(name) == seen.running[name].url
+        is_taken = has_joined and not self._is_in(name, seen)
+        drains = self._is_same(name, seen) and seen.is_draining(name)
+        return not (is_taken or drains or name in self._leaving)
+
+    async def _more(self, seen: _Seen, short: int, fleet: Fleet) -> list[str]:
+        """Bring back those that leave, as they are warm and hold their GPUs; start the others."""
+        back = sorted(self._leaving & seen.running.keys() & seen.members.keys())[: max(0, short)]
+        for name in back:
+            one, spec = seen.members[name], seen.running[name]
+            await fleet.add(name, _address(spec) if one.url == spec.url else one.url)
+            self._leaving.discard(name)
+        waits = [f"{name} comes back" for name in back]
+        if (more := short - len(back)) > 0:
+            await self._start(seen, more)
+            waits.append(f"{more} of {seen.component.name} start")
         return waits
 
-    async def _start(self, component: Component, running: Mapping[str, str], more: int) -> None:
+    async def _start(self, seen: _Seen, more: int) -> None:
         """Start instances by the first free names; what starts is listed at the next step."""
-        free = (name for n in count() if (name := _named(component, n)) not in running)
+        taken = seen.running.keys() | self._leaving
+        free = (name for n in count() if (name := _named(seen.component, n)) not in taken)
         for _ in range(more):
-            await self._call("start", next(free))
+            await self._command.call("start", next(free))
 
-    async def _take(self, kept: Sequence[str], members: Mapping[str, Member], fewer: int) -> None:
-        """Those that no proxy knows yet have nothing to lose; others are to drain."""
-        unknown = [name for name in kept if name not in members][: max(0, fewer)]
-        for name in unknown:
-            await self._call("stop", name)
-        known = [members[name] for name in kept if name in members]
-        chosen = victims(known, max(0, fewer - len(unknown)))
-        self._leaving |= {one.name for one in chosen}
-
-    async def _list(self) -> dict[str, str]:
-        """The instances that run: their addresses by their names."""
-        found: dict[str, str] = {}
-        for line in (await self._call("list")).splitlines():
-            if not line.strip():
+    async def _let_go(self, seen: _Seen, fleet: Fleet) -> list[str]:
+        """Drain those that leave, and stop those that have drained."""
+        await self._remove_dead(seen, fleet)
+        waits = []
+        for name in sorted(self._leaving & seen.running.keys()):
+            if await fleet.has_left(name):
+                await self._command.call("stop", name)
+                waits.append(f"{name} stops")
                 continue
-            try:
-                spec = InstanceSpec.parse(line.strip())
-            except ValueError as error:
-                text = f"{self._command[0]} list: {line[:80]!r}: {error}"
-                raise ScalerError(Failure.FAILED, text) from error
-            found[spec.name] = spec.url
-        return found
+            if not seen.is_draining(name):
+                await fleet.drain(name)
+            waits.append(f"{name} drains")
+        return waits
 
-    async def _call(self, *words: str) -> str:
-        """What the command prints. It is killed, with all that it has started, at its deadline."""
-        shown = " ".join((self._command[0], *words))
-        # Files, not pipes: what the command starts may keep its output open, and is not waited for.
-        with TemporaryFile() as out, TemporaryFile() as err:
-            status = await self._run(words, shown, out, err)
-            if status:
-                last = _text(err).strip().rpartition("\n")[2][:200]
-                raise ScalerError(Failure.FAILED, f"{shown}: exit status {status}: {last}")
-            return _text(out)
-
-    async def _run(self, words: Sequence[str], shown: str, out: IO[bytes], err: IO[bytes]) -> int:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ScalerError(Failure.FAILED, f"{shown}: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(COMMAND_S):
-                return await process.wait()
-        except TimeoutError:
-            raise ScalerError(Failure.TIMEOUT, f"{shown}: not over in {COMMAND_S:g} s") from None
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+    async def _remove_dead(self, seen: _Seen, fleet: Fleet) -> None:
+        """Members that run no more, or elsewhere: else their successors could not come in."""
+        for name, one in seen.members.items():
+            was_own = name in seen.running or name in self._joined
+            if was_own and not (one.is_ready or one.is_draining or self._is_same(name, seen)):
+                await fleet.drain(name)
 
     async def aclose(self) -> None:
         """Instances go on without the planner."""
@@ -176,23 +167,21 @@ class ExecScaler(Scaler):
     def notes(self) -> Mapping[str, Any]:
         """Who was known to the proxies, and who leaves."""
         return {
-            "joined": sorted(self._joined),
+            "joined": dict(sorted(self._joined.items())),
             "leaving": sorted(self._leaving),
             "generation": self._generation,
         }
 
     def recall(self, notes: Mapping[str, Any]) -> None:
         """Who was known and leaving before."""
-        self._joined = {str(name) for name in notes.get("joined", ())}
+        self._joined = {str(name): str(url) for name, url in dict(notes.get("joined", {})).items()}
         self._leaving = {str(name) for name in notes.get("leaving", ())}
         self._generation = str(notes.get("generation", ""))
 
 
-def _text(file: IO[bytes]) -> str:
-    """The beginning of it, as far as it is printable."""
-    file.seek(0)
-    text = file.read(MOST_OUTPUT).decode(errors="replace")
-    return "".join(c for c in text if c.isprintable() or c == "\n")
+def _address(spec: InstanceSpec) -> str:
+    """Its address with all that was told beside it, as an operator would give it to a proxy."""
+    return str(replace(spec, name=spec.url.partition("://")[2]))
 
 
 def _named(component: Component, number: int) -> str:

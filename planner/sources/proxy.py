@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 from urllib.parse import quote
 
 import aiohttp
@@ -14,7 +15,7 @@ import msgspec
 from planner.config.components import Component
 from planner.core.observe import Account, Counters, Totals, total
 from planner.scalers.base import Failure, Member, ScalerError
-from planner.sources.reading import SourceError, fetch, samples
+from planner.sources.reading import SourceError, fetch, samples, shown_url
 
 ISSUED, QUEUED = "cache_proxy_issued_total", "cache_proxy_queued_requests"
 PROMPTS, ANSWERS = "cache_proxy_isl_tokens", "cache_proxy_osl_tokens"
@@ -32,12 +33,16 @@ ABSENT_S = 60.0
 """A proxy that cannot be read for so long is counted no more; until then nothing is decided."""
 
 
+Tokens = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+Requests = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+
+
 class _Load(msgspec.Struct):
-    prefill_tokens: float
-    prefill_requests: int
-    inbound_requests: int
-    decode_tokens: float
-    decode_requests: int
+    prefill_tokens: Tokens
+    prefill_requests: Requests
+    inbound_requests: Requests
+    decode_tokens: Tokens
+    decode_requests: Requests
 
 
 class _Health(msgspec.Struct):
@@ -57,8 +62,8 @@ class Row(msgspec.Struct):
     is_draining: bool
     load: _Load
     heat: _Heat
-    live_kv_tokens: float = 0.0
-    kv_tokens_assumed: int | None = None
+    live_kv_tokens: Tokens = 0.0
+    kv_tokens_assumed: Annotated[int, msgspec.Meta(ge=0, le=10**15)] | None = None
     incarnation: int = 0
 
     @property
@@ -84,9 +89,13 @@ class Told:
 
 @dataclass(slots=True)
 class _Proxy:
-    """What is known of one proxy. `failure`: of the last look, empty where it was read."""
+    """What is known of one proxy. `failure`: of the last look, empty where it was read.
+
+    `returns`: how often it was counted again after it was not.
+    """
 
     url: str
+    returns: int = 0
     queued: float = 0.0
     rows: Sequence[Row] = ()
     read_s: float | None = None
@@ -112,7 +121,9 @@ class Proxies:
 
     def ages_s(self, now_s: float) -> dict[str, float | None]:
         """Seconds since each proxy was read; None for never."""
-        return {p.url: None if p.read_s is None else now_s - p.read_s for p in self._proxies}
+        return {
+            shown_url(p.url): None if p.read_s is None else now_s - p.read_s for p in self._proxies
+        }
 
     def failures(self) -> list[str]:
         """Why proxies were not read at the last look."""
@@ -160,12 +171,14 @@ class Proxies:
         except SourceError as error:
             one.failure = str(error)
             return
-        except msgspec.MsgspecError as error:
-            one.failure = f"{one.url}: an answer of another form: {str(error)[:200]}"
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            one.failure = f"{shown_url(one.url)}: an answer of another form: {str(error)[:200]}"
             return
         if ISSUED not in told:
-            one.failure = f"GET {one.url}/metrics: there is no {ISSUED}; is it a cache-proxy?"
+            where = f"GET {shown_url(one.url)}/metrics"
+            one.failure = f"{where}: there is no {ISSUED}; is it a cache-proxy?"
             return
+        one.returns += one.read_s is not None and now_s - one.read_s >= ABSENT_S
         one.queued, one.rows = told.pop(QUEUED, 0.0), rows
         one.read_s, one.failure, one.started_at = now_s, "", started_at
         grown: dict[str, float] = {}
@@ -198,31 +211,44 @@ class Proxies:
     def members(self, component: str) -> list[Member]:
         """A component's instances at the last look, in the order of their names."""
         rows: dict[str, list[Row]] = {}
-        for row in (row for one in self._counted() for row in one.rows):
+        counted = self._counted()
+        for row in (row for one in counted for row in one.rows):
             rows.setdefault(row.name, []).append(row)
-        return [_member(name, rows[name]) for name in sorted(self._components[component].own(rows))]
+        own = sorted(self._components[component].own(rows))
+        return [_member(name, rows[name], len(counted)) for name in own]
 
     async def drain(self, name: str) -> None:
-        """Have every proxy drain an instance. Raises ScalerError."""
+        """Have every proxy drain an instance, or none while one is away: it may still send there.
+
+        Raises ScalerError.
+        """
+        counted = self._counted()
+        for one in self._proxies:
+            if one not in counted:
+                text = f"{name} cannot be drained: {one.failure}"
+                raise ScalerError(Failure.UNREACHABLE, text)
         await self._tell(
             "DELETE", f"/instances/{quote(name, safe='')}?drain=true", None, (202, 404)
         )
 
     async def has_left(self, name: str) -> bool:
-        """Whether no proxy knows an instance any more."""
-        return all(row.name != name for one in self._counted() for row in one.rows)
+        """Whether no proxy knows an instance any more; one that is away knows whom it knew."""
+        return all(
+            one.read_s is not None and all(row.name != name for row in one.rows)
+            for one in self._proxies
+        )
 
     async def add(self, name: str, url: str) -> None:
-        """Have every proxy know an instance. Raises ScalerError."""
+        """Have every proxy that counts know an instance. Raises ScalerError."""
         address = url.removeprefix("http://")
         await self._tell("POST", "/instances", {"instance": f"{name}={address}"}, (200, 201, 409))
 
     def generation(self) -> str:
-        """The starts of all proxies that have been read."""
-        return ",".join(str(one.started_at) for one in self._proxies)
+        """The starts of all proxies that have been read; one that was away may know others."""
+        return ",".join(f"{one.started_at}+{one.returns}" for one in self._proxies)
 
     async def _tell(self, method: str, path: str, body: object, allowed: tuple[int, ...]) -> None:
-        for one in self._proxies:
+        for one in self._counted():
             try:
                 await fetch(
                     self._session,
@@ -236,7 +262,7 @@ class Proxies:
                 raise ScalerError(Failure.UNREACHABLE, str(error)) from error
 
 
-def _member(name: str, rows: Sequence[Row]) -> Member:
+def _member(name: str, rows: Sequence[Row], proxies: int) -> Member:
     """An instance as all proxies know it: each has its own requests there."""
     held = sum(row.load.prefill_tokens + row.load.decode_tokens for row in rows)
     return Member(
@@ -246,6 +272,7 @@ def _member(name: str, rows: Sequence[Row]) -> Member:
         is_draining=any(row.is_draining for row in rows),
         requests=sum(row.requests for row in rows),
         held_tokens=round(held + sum(row.live_kv_tokens for row in rows)),
+        is_everywhere=len(rows) == proxies,
     )
 
 

@@ -11,10 +11,11 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.config.values import USERINFO
-from proxy.net.peer_documents import wanted_lines
 
 MOST_BYTES = 8 << 20
 """Of a document; a fleet of 1,000 instances has 3 MB of `/instances`."""
+MOST_VALUE = 1e18
+"""A larger figure than any counter has; one that is no number is left out as well."""
 READ_S = 4.0
 """Time for one document, within a tick."""
 
@@ -33,7 +34,7 @@ async def fetch(
     allowed: tuple[int, ...] = (200,),
 ) -> tuple[int, bytes]:
     """The status and the body of an answer. Raises SourceError."""
-    shown = USERINFO.sub("***@", url)
+    shown = shown_url(url)
     data = None if body is None else orjson.dumps(body)
     sent = {**(headers or {}), **({} if data is None else {"Content-Type": "application/json"})}
     try:
@@ -55,6 +56,11 @@ async def fetch(
     return answer.status, found
 
 
+def shown_url(url: str) -> str:
+    """An address without its password."""
+    return USERINFO.sub("***@", url)
+
+
 def _first_line(error: Exception) -> str:
     text = str(error).partition("\n")[0][:200]
     return "".join(c if c.isprintable() else "?" for c in text) or type(error).__name__
@@ -65,11 +71,12 @@ def samples(
 ) -> Iterator[tuple[str, dict[str, str], float]]:
     """Each sample of these metrics: its name, its labels, its value. Raises SourceError."""
     starts = tuple(name.encode() for name in names)
-    lines = b"\n".join(line for line in wanted_lines(exposition, starts) if line is not None)
+    whole = exposition.split(b"\n")[:-1]  # the last one may be cut
+    lines = b"\n".join(line for line in whole if line.startswith(starts))
     try:
         for family in text_string_to_metric_families(lines.decode() + "\n"):
             for sample in family.samples:
-                if sample.name in names:
+                if sample.name in names and abs(sample.value) < MOST_VALUE:
                     yield sample.name, sample.labels, sample.value
     except ValueError as error:
         raise SourceError(f"metrics: {_first_line(error)}") from error

@@ -70,6 +70,17 @@ def test_a_payload_of_dynamo_loads_and_names_what_it_cannot_use() -> None:
         ),
         ('{"proxies": "p:1", "scaler": "exec"}', "the scaler exec needs it"),
         ('{"proxies": "p:1", "scaler": "file"}', "the scaler file needs it"),
+        ('{"proxies": "p:1,http://p:1/"}', "an address is given twice"),
+        ('{"proxies": "ftp://p:1"}', r"not of the form \[http://\]host:port"),
+        ('{"proxies": "p:99999"}', "Port out of range"),
+        ('{"proxies": "http://:1"}', r"not of the form \[http://\]host:port"),
+        *(
+            (
+                f'{{"proxies": "p:1", "scaler": "exec", "scaler_command": "x", "match": "{glob}"}}',
+                "match = .*the scaler exec makes names of it",
+            )
+            for glob in ("gpu-0", "gpu-?", "gpu-[0-9]", "a*b*", "gpu/*", "-*", "g\u00fc*")
+        ),
         ('{"proxies": "p:1", "control": "0.0.0.0:1"}', "is not loopback, so it is needed"),
         ('{"proxies": "p:1", "control": "here"}', "not of the form HOST:PORT"),
         ('{"proxies": "p:1", "plan": {"a": 1}}', "a table"),
