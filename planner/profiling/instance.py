@@ -273,6 +273,6 @@ def _all_run(exchanges: Iterable[TimedExchange]) -> None:
     """Refuse streams that have ended by themselves."""
     for one in exchanges:
         if one.outcome is ReplayOutcome.OK:
-            raise BenchmarkError("a stream ended while others had not begun: it had no more room")
+            raise BenchmarkError("a stream ended before the measured one did: it had no more room")
         if one.outcome is not ReplayOutcome.INTERRUPTED:
             raise BenchmarkError(f"a stream beside others: {one.error}")
