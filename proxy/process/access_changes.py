@@ -19,6 +19,7 @@ from proxy.config.secrets import (
     entries_of,
     is_loopback,
     key_of,
+    slips_in,
     tenants_in,
 )
 from proxy.config.sources import ConfigError
@@ -160,6 +161,8 @@ def _of_keys(old: Settings, new: Settings) -> Iterator[str]:
     came = Counter(tenant for key, tenant in now.items() if before.get(key) != tenant)
     left = Counter(tenant for key, tenant in before.items() if now.get(key) != tenant)
     yield from _parts("api_key: keys of", _counted(came), _counted(left))
+    if slips := slips_in(new.api_key):
+        yield slips
 
 
 def _counted(tenants: Counter[str]) -> list[str]:
