@@ -19,7 +19,7 @@ _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _LINE = re.compile(r"[\x20-\x7e]+")
 _SLIP = re.compile(_TENANT.pattern + "=+[^=].*")
-"""An entry of this form is one key, but seems meant as a tenant and a key. Base64 has its = last."""
+"""Such an entry is one key, and seems meant as a tenant and its key. Base64 has its = last."""
 SLIPS_NAMED = 5
 KEY_CHARS = 16
 """A key of fewer characters can be guessed, or may be what is left of one that was cut. A
