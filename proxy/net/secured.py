@@ -69,9 +69,11 @@ class Secured(asyncio.BufferedProtocol):
     __slots__ = (
         "_begun",
         "_error",
+        "_held",
         "_incoming",
         "_is_closing",
         "_is_due",
+        "_is_full",
         "_is_made",
         "_is_paused",
         "_is_shaken",
@@ -110,7 +112,8 @@ class Secured(asyncio.BufferedProtocol):
         self._protocol: asyncio.BaseProtocol | None = None
         self._error: OSError | None = None
         self._is_shaken = self._is_closing = self._is_paused = False
-        self._is_due = self._is_made = False
+        self._is_due = self._is_made = self._is_full = False
+        self._held = bytearray()
         self._left = HANDSHAKE_BYTES
         self._rest = _NOTHING
         self._wire: asyncio.Transport
@@ -149,7 +152,7 @@ class Secured(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The plain connection is closed."""
         self._is_closing = True
-        self._rest = _NOTHING
+        self._rest, self._held = _NOTHING, bytearray()
         protocol, self._protocol = self._protocol, None  # they refer to each other
         if protocol is not None:
             protocol.connection_lost(self._error or exc)
@@ -158,12 +161,14 @@ class Secured(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """The other side reads less than is written."""
-        if self._protocol is not None:
+        self._is_full = True
+        if self._protocol is not None and not self._held:
             self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
         """The other side reads again."""
-        if self._protocol is not None:
+        self._is_full = False
+        if self._protocol is not None and not self._held:
             self._protocol.resume_writing()
 
     # Reading.
@@ -248,6 +253,8 @@ class Secured(asyncio.BufferedProtocol):
             is_open = self._read_for(cast(asyncio.Protocol, protocol))
         if self._outgoing.pending:
             self._flush()
+        if self._held:
+            self._send_held()
         if not is_open and not self._is_closing:
             assert protocol is not None
             cast(asyncio.Protocol, protocol).eof_received()
@@ -321,18 +328,42 @@ class Secured(asyncio.BufferedProtocol):
         """Encrypt and send; nothing, once it is closed."""
         if self._is_closing:
             return
+        if self._held:
+            self._held += data
+        elif (done := self._encrypt(data)) < len(data):
+            self._held += memoryview(data)[done:]
+            if self._protocol is not None and not self._is_full:
+                self._protocol.pause_writing()
+
+    def _encrypt(self, data: bytes | bytearray | memoryview) -> int:
+        """Encrypt and send; how many bytes are done with.
+
+        OpenSSL encrypts nothing while a part of a message has come, such as half of a ticket.
+        """
+        at, size = 0, len(data)
         try:
-            if len(data) <= RECORD_BYTES:
-                if data:
+            if size <= RECORD_BYTES:
+                if size:
                     self._tls.write(data)
                     self._wire.write(self._outgoing.read())
-                return
+                return size
             view = memoryview(data)
-            for at in range(0, len(view), RECORD_BYTES):
+            while at < size:
                 self._tls.write(view[at : at + RECORD_BYTES])
                 self._wire.write(self._outgoing.read())
+                at += RECORD_BYTES
+        except ssl.SSLWantReadError:
+            return at
         except ssl.SSLError as error:
             self._fail(error)
+        return size
+
+    def _send_held(self) -> None:
+        """Go on with what could not be encrypted."""
+        held = self._held
+        self._held = held[self._encrypt(held) :]
+        if self._protocol is not None and not (self._held or self._is_full):
+            self._protocol.resume_writing()
 
     def writelines(self, list_of_data: list[bytes | bytearray | memoryview]) -> None:
         """Encrypt and send all of them."""
@@ -401,7 +432,7 @@ class Secured(asyncio.BufferedProtocol):
 
     def get_write_buffer_size(self) -> int:
         """Bytes that are written and not sent."""
-        return self._wire.get_write_buffer_size()
+        return len(self._held) + self._wire.get_write_buffer_size()
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
         """Low and high mark of them."""

@@ -9,7 +9,14 @@ from typing import Any, cast
 import pytest
 
 from proxy.net import secured
-from proxy.net.secured import READ_BYTES, TURN_HANDSHAKES, TURN_RECORDS, Secured, Shaking
+from proxy.net.secured import (
+    READ_BYTES,
+    SLICE_BYTES,
+    TURN_HANDSHAKES,
+    TURN_RECORDS,
+    Secured,
+    Shaking,
+)
 from tests.support.certificates import Certificates
 
 
@@ -40,6 +47,9 @@ class Wire:
 
     def is_closing(self) -> bool:
         return self.is_closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def close(self) -> None:
         self.is_closed = True
@@ -253,6 +263,61 @@ async def test_of_many_hellos_a_few_are_answered_in_a_turn(certs: Certificates) 
         await turns(1)
     assert answered == [0, *(n * TURN_HANDSHAKES - 1 for n in (1, 2, 3))]
     assert all(pair.wire.is_reading for pair in pairs[1:])
+
+
+class Paced(Behind):
+    """The same, which keeps whether it may write."""
+
+    is_full = False
+
+    def pause_writing(self) -> None:
+        assert not self.is_full
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        assert self.is_full
+        self.is_full = False
+
+
+async def test_what_is_written_within_half_a_ticket_is_sent_behind_it(certs: Certificates) -> None:
+    """A ticket has the client's certificate in it: a large one does not fit into one record."""
+    wire, behind = Wire(), Paced()
+    leaf = certs.leaf("large", *[f"client-{n}.example" for n in range(800)])
+    asks = Secured(certs.client(leaf), lambda: behind, lambda *_: None, Shaking(), "x")
+    to, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = certs.server("x", wants=certs.ca)
+    context.num_tickets = 1
+    engine = context.wrap_bio(to, out, server_side=True)
+
+    def pass_on(data: bytes) -> None:
+        asks.get_buffer(-1)[: len(data)] = data
+        asks.buffer_updated(len(data))
+
+    asks.connection_made(cast(asyncio.Transport, wire))
+    to.write(wire.take())
+    with pytest.raises(ssl.SSLWantReadError):
+        engine.do_handshake()
+    pass_on(out.read())
+    await turns(1)
+    to.write(wire.take())
+    engine.do_handshake()
+    ticket = out.read()
+    assert len(ticket) > SLICE_BYTES
+    pass_on(ticket[: SLICE_BYTES + 100])
+    sent = bytes(range(256)) * 256
+    asks.write(b"first")
+    asks.write(sent)
+    assert behind.is_full
+    assert asks.get_write_buffer_size() == len(b"first") + len(sent)
+    assert wire.sent == b""
+    pass_on(ticket[SLICE_BYTES + 100 :])
+    assert not behind.is_full
+    assert not asks.is_closing()
+    to.write(wire.take())
+    received = b""
+    while to.pending or engine.pending():
+        received += engine.read(1 << 16)
+    assert received == b"first" + sent
 
 
 async def test_it_tells_of_tls(certs: Certificates) -> None:
