@@ -250,7 +250,36 @@ async def test_a_long_handshake_is_not_read(
     assert pair.wire.is_closed
 
 
-async def test_of_many_hellos_a_few_are_answered_in_a_turn(certs: Certificates) -> None:
+async def test_a_hello_of_ssl_2_leads_nowhere(certs: Certificates) -> None:
+    """Its head has two bytes, so what followed would not be counted. It cannot name a curve."""
+    ciphers = bytes.fromhex("00c02b00c02f00c02c00c03000cca900cca8")
+    parts = b"\x01\x03\x03", bytes([0, len(ciphers), 0, 0, 0, 32]), ciphers, bytes(32)
+    hello = b"".join(parts)
+    pair = Pair(certs)
+    pair.pass_on(bytes([0x80, len(hello)]) + hello)
+    await turns(1)
+    assert "no shared cipher" in str(pair.shaken[0])
+    assert pair.wire.is_closed
+
+
+async def test_after_an_expensive_handshake_others_have_a_turn(
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secured, "TURN_HANDSHAKES_S", 0.0)
+    shaking = Shaking()
+    pairs = [Pair(certs, shaking) for _ in range(TURN_HANDSHAKES)]
+    for pair in pairs:
+        pair.hello()
+    await turns(1)
+    assert sum(bool(pair.wire.sent) for pair in pairs) == 1
+    await turns(TURN_HANDSHAKES)
+    assert all(pair.wire.sent for pair in pairs)
+
+
+async def test_of_many_hellos_a_few_are_answered_in_a_turn(
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secured, "TURN_HANDSHAKES_S", 60.0)
     shaking = Shaking()
     pairs = [Pair(certs, shaking) for _ in range(3 * TURN_HANDSHAKES)]
     for pair in pairs:
