@@ -29,7 +29,7 @@ TURN_HANDSHAKES = 2
 """Most connections whose handshake goes on in a turn. A step takes 0.6 ms on P-256, 2 ms with a key
 of RSA 2048, and any number of clients may say hello at once."""
 TURN_HANDSHAKES_S = 0.003
-"""After so long it is one. A chain of 16 KiB, which `--tls-client-ca` has to refuse, takes 11 ms."""
+"""After so long it is one. A chain of 16 KiB takes 11 ms, where clients have certificates."""
 HANDSHAKE_BYTES = 16384
 """Most bytes of the other side's handshake. OpenSSL takes a millisecond for each 1,000 bytes of a
 chain of unknown certificates, and would take 100 KiB."""
