@@ -14,6 +14,7 @@ import orjson
 import pandas as pd
 
 from analysis.bench.phases import phases_of, time_of
+from analysis.bench.result_forms import FACTS, RESULTS, FormError, check, check_row
 from analysis.measures import METRICS, in_target_time, is_number
 from replayer.arguments import InputError
 
@@ -47,8 +48,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             raise RunError(f"{path}:{number}: must be one JSON object ({error})") from None
-        if not _is_row(row):
-            raise RunError(f"{path}:{number}: must be the row of a request")
+        if why := _why_no_row(row):
+            raise RunError(f"{path}:{number}: must be the row of a request: {why}")
         rows.append(row)
     return rows
 
@@ -68,9 +69,13 @@ def read_summary(path: Path) -> dict[str, Any]:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
     except orjson.JSONDecodeError as error:
         raise RunError(f"{path}: must be one JSON object ({error})") from None
-    if not isinstance(summary, dict):
-        raise RunError(f"{path}: must be one JSON object")
-    return summary
+    try:
+        check(summary, FACTS)
+        if not is_cut(summary):
+            check(summary, RESULTS)
+    except FormError as error:
+        raise RunError(f"{path}: {error}") from None
+    return dict(summary)
 
 
 def whole_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -85,16 +90,23 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    return row if _is_row(row) else None
+    return None if _why_no_row(row) else row
 
 
-def _is_row(row: Any) -> bool:
-    """Whether a line is a request's row: named, with an outcome, and with numbers as numbers."""
-    if not isinstance(row, dict):
-        return False
-    numbers = (_numbers_of(name, v) for name, v in row.items() if name.endswith(NUMBERS_OF_ROWS))
-    return isinstance(row.get("outcome"), str) and all(
-        one is None or is_number(one) for found in numbers for one in found
+def _why_no_row(row: Any) -> str | None:
+    """Why a line is not a request's row, with numbers as numbers; None if it is one."""
+    try:
+        check_row(row)
+    except FormError as error:
+        return str(error)
+    return next(
+        (
+            f"{name}: must be a number"
+            for name, value in row.items()
+            if name.endswith(NUMBERS_OF_ROWS)
+            and not all(one is None or is_number(one) for one in _numbers_of(name, value))
+        ),
+        None,
     )
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from proxy import described
 from proxy.config.load import Loaded, load, print_config
 from proxy.config.options import Settings
-from proxy.config.secrets import KEY_CHARS, entries_of, is_loopback, key_of
+from proxy.config.secrets import KEY_CHARS, entries_of, is_loopback, key_of, slips_in
 from proxy.config.sources import COMMANDS, ConfigError
 from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.process.hot_restart import InheritedSockets
@@ -180,6 +180,8 @@ def _warn_of_access(logger: logging.Logger, settings: Settings) -> None:
         )
     if is_reached and settings.api_key is None:
         logger.info("no --api-key: every client that reaches %s may send requests", settings.host)
+    if slips := slips_in(settings.api_key):
+        logger.warning("%s", slips)
     for name, secret in (("api_key", settings.api_key), ("admin_token", settings.admin_token)):
         text = "" if secret is None else secret.get_secret_value()
         keys = map(key_of, entries_of(text)) if name == "api_key" else filter(None, [text.strip()])

@@ -127,7 +127,7 @@ def _predictions(row: Row) -> Iterator[tuple[str, float | None, float]]:
         yield "ttft", row.get("predicted_ttft_s"), realised_s
     if row.get("fallback") or row.get("retries"):
         return
-    if "transfer" in phases:
+    if "transfer" in phases and "prefill_leg" in phases:
         yield "prefill_leg", row.get("predicted_prefill_s"), phases["prefill_leg"]
         yield "transfer", row.get("predicted_transfer_s"), phases["transfer"]
     elif "first_token" in phases and not row.get("prefill_instance"):

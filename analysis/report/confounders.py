@@ -73,7 +73,7 @@ def _seed(a: Summary, b: Summary) -> Iterator[tuple[str, str]]:
     given = [one.get("seed_is_given") for one in (a, b)]
     if None in given or given == [False, False]:
         return
-    told = [f"--seed {one['seed']}" if one["seed_is_given"] else "new words" for one in (a, b)]
+    told = [f"--seed {one.get('seed')}" if one["seed_is_given"] else "new words" for one in (a, b)]
     if told[0] != told[1]:
         yield "seed", f"{told[0]} and {told[1]}"
 

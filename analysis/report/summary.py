@@ -204,7 +204,7 @@ def _cache(sent: Sequence[Row], ok: Sequence[Row]) -> dict[str, Any]:
     counted = [row for row in ok if row.get("cached_tokens") is not None]
     routed = [row for row in ok if row.get("hit_tokens") is not None]
     moved = [row for row in counted if row.get("prefill_instance") and "hit_tokens" in row]
-    external = sum(max(0, row["cached_tokens"] - row["hit_tokens"]) for row in moved)
+    external = sum(max(0, row["cached_tokens"] - (row["hit_tokens"] or 0)) for row in moved)
     cached, prompt = _total(counted, "cached_tokens"), _total(counted, "prompt_tokens")
     told = [row for row in sent if row.get("ideal_hit_tokens") is not None]
     length = sum(row.get("input_length") or row.get("prompt_tokens") or 0 for row in told)

@@ -137,7 +137,7 @@ def phase_cells(summary: Mapping[str, Any]) -> list[list[str]]:
     for phase in PHASES:
         spreads = [classes[name]["time_s"][phase] for name in names]
         lines.append([phase.replace("_", " "), *map(_mean_and_p90, spreads)])
-    sums = (sum(one["mean"] for one in classes[name]["time_s"].values()) for name in names)
+    sums = (sum(classes[name]["time_s"][phase]["mean"] for phase in PHASES) for name in names)
     return [*lines, ["all", *map(milliseconds, sums)]]
 
 
@@ -307,7 +307,7 @@ def _cache(cache: Mapping[str, Any]) -> str:
     )
     if local is None:
         return line
-    line += f" = own {_percent(local)} + from peers {_percent(cache['external_hit_ratio'])}"
+    line += f" = own {_percent(local)} + from peers {_percent(cache.get('external_hit_ratio'))}"
     if ideal is not None and local > ideal:
         line += "; own is above ideal by text they held before, or by blocks finer than the trace's"
     return line
@@ -316,12 +316,12 @@ def _cache(cache: Mapping[str, Any]) -> str:
 def _engine_cache(cache: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the engines' counters say, and which could not be read."""
     if cache.get("looked_up_tokens") is not None:
-        by = ", as the proxy last read them" if cache["source"] == "proxy" else ""
+        by = ", as the proxy last read them" if cache.get("source") == "proxy" else ""
         kinds = ("combined", "local", "external")
-        combined, local, external = (_percent(cache[f"{kind}_hit_ratio"]) for kind in kinds)
+        combined, local, external = (_percent(cache.get(f"{kind}_hit_ratio")) for kind in kinds)
         yield (
             f"engines' own counters{by}: {cache['looked_up_tokens']:,.0f} prompt tokens looked up "
-            f"on {cache['engines_counted']} engines, "
+            f"on {cache.get('engines_counted')} engines, "
             f"hit {combined} = local {local} + external {external}"
         )
     for name, reason in cache.get("unread", {}).items():

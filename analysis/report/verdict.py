@@ -58,7 +58,7 @@ def _possible(row: Row) -> float:
     """Return how many tokens of a prompt an engine may have that began empty, as it counts them."""
     ideal = max(row.get("possible_hit_tokens") or 0, row["ideal_hit_tokens"])
     prompt, asked = row["prompt_tokens"], row.get("input_length")
-    if asked is None:
+    if not asked:
         return float(ideal + TEMPLATE_TOKENS)
     template = min(TEMPLATE_TOKENS, max(0, prompt - asked))
     return float(ideal * max(1.0, (prompt - template) / asked) + template)

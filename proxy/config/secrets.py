@@ -18,6 +18,9 @@ SECRET_FILE_BYTES = 1 << 20
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _LINE = re.compile(r"[\x20-\x7e]+")
+_SLIP = re.compile(_TENANT.pattern + "=+[^=].*")
+"""Such an entry is one key, and seems meant as a tenant and its key. Base64 has its = last."""
+SLIPS_NAMED = 5
 KEY_CHARS = 16
 """A key of fewer characters can be guessed, or may be what is left of one that was cut. A
 fingerprint shows the first four characters of any other."""
@@ -131,6 +134,17 @@ def entries_of(text: str) -> list[str]:
     """The entries of `tenants_of` as they are written."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     return [e.strip() for line in lines for e in line.split(",") if e.strip()]
+
+
+def slips_in(secret: SecretStr | None) -> str | None:
+    """Which keys have the form `tenant=key`, in words by their numbers; None without any."""
+    entries = [] if secret is None else entries_of(secret.get_secret_value())
+    found = [str(at) for at, entry in enumerate(entries, 1) if _SLIP.fullmatch(entry)]
+    if not found:
+        return None
+    more = f" and {len(found) - SLIPS_NAMED} more" if len(found) > SLIPS_NAMED else ""
+    which = ", ".join(found[:SLIPS_NAMED]) + more
+    return f"api_key: key {which}: a tenant ends with a colon; with = the whole text is the key"
 
 
 def key_of(entry: str) -> str:

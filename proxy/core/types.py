@@ -270,7 +270,7 @@ class Unmoved(StrEnum):
     UNKNOWN_FIELD = "unknown_field"
     """The request has an unknown field that may change the answer."""
     NO_IDS = "no_ids"
-    """The engine did not report the ids of all tokens."""
+    """The engine did not report the ids of all tokens, or of more than there can be."""
     TOO_LONG = "too_long"
     """Prompt and output are over `--migration-max-seq-len`."""
     MEMORY = "memory"

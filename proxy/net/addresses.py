@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from itertools import islice
 from urllib.parse import urlsplit
 
 from proxy.config.values import InstanceSpec
@@ -36,6 +37,9 @@ GOOD_S = 60.0
 ANSWER_S = 1.0
 """A name server that takes longer has failed, if there is a last good answer."""
 NAMES = 4096
+MOST_ADDRESSES = 32
+"""Of an answer so many addresses are used, the first ones. It may have thousands; the check of each
+takes up to 40 us, and a request may try them all."""
 _METADATA = frozenset({"100.100.100.200", "192.0.0.192", "fd00:ec2::254"})
 """Metadata addresses that are not link-local, and so may be within an allowed network."""
 _log = logging.getLogger(__name__)
@@ -131,9 +135,10 @@ class Resolver:
 
     async def _ask(self, host: str, port: int, known: _Known | None) -> tuple[str, ...]:
         try:
-            addresses = tuple(dict.fromkeys(await self._look_up(host, port)))
+            found = dict.fromkeys(await self._look_up(host, port))
         except (OSError, UnicodeError) as error:
             raise UpstreamFailure(FailureKind.UNREACHABLE, "its name has no address") from error
+        addresses = tuple(islice(found, MOST_ADDRESSES))
         if not addresses:
             raise UpstreamFailure(FailureKind.UNREACHABLE, "its name has no address")
         parsed = [ipaddress.ip_address(a.partition("%")[0]) for a in addresses]

@@ -9,7 +9,8 @@ is given, and says what is open.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
 from typing import Final
 
 from proxy.config.options import Settings
@@ -19,6 +20,7 @@ from proxy.config.secrets import (
     entries_of,
     is_loopback,
     key_of,
+    slips_in,
     tenants_in,
 )
 from proxy.config.sources import ConfigError
@@ -30,6 +32,7 @@ SECRETS: Final = (
 FILES: Final = ("tls_cert", "tls_client_ca", "instance_ca")
 LISTS: Final = ("extra_paths", "cors_allowed_origins", "salted_paths", "allow_cidr")
 """Options that let in what they name."""
+LISTENERS: Final = ("host", "admin_host", "admin_port")
 LISTED_MOST: Final = 5
 EARLIER_CHARS: Final = 4 << 20
 """Of an option's earlier secrets the latest of so many characters are remembered."""
@@ -79,6 +82,25 @@ class Fence:
             earlier.note(getattr(old, name), before)
             if getattr(old, name) != getattr(new, name):
                 _refuse_parts(name, set(before), earlier, _entries(name, new))
+
+
+def digests(settings: Settings) -> dict[str, str]:
+    """What decides about access, each option's value as a digest: for the next process."""
+    found = {}
+    for name in (*SECRETS, *FILES, *LISTS, *LISTENERS):
+        value = getattr(settings, name)
+        text = value.get_secret_value() if isinstance(value, SecretStr) else repr(value)
+        found[name] = sha256(text.encode()).hexdigest()
+    return found
+
+
+def unlike(checked: Mapping[str, str], settings: Settings) -> list[str]:
+    """Options that are others than those that the predecessor has let through.
+
+    A file may have been cut in between. Of another version, both may know other options.
+    """
+    now = digests(settings)
+    return [name for name in now if checked.get(name, now[name]) != now[name]]
 
 
 def _refuse_open(old: Settings, new: Settings) -> None:
@@ -160,6 +182,8 @@ def _of_keys(old: Settings, new: Settings) -> Iterator[str]:
     came = Counter(tenant for key, tenant in now.items() if before.get(key) != tenant)
     left = Counter(tenant for key, tenant in before.items() if now.get(key) != tenant)
     yield from _parts("api_key: keys of", _counted(came), _counted(left))
+    if slips := slips_in(new.api_key):
+        yield slips
 
 
 def _counted(tenants: Counter[str]) -> list[str]:

@@ -107,22 +107,24 @@ class Reloader:
         if await self._differs():
             await self.reload("changed during the start")
 
-    async def refuse_opening(self) -> None:
+    async def refuse_opening(self) -> dict[str, str]:
         """Raise ConfigError if a process that is started now would open what is closed here.
 
-        Of other mistakes it reads, that process says itself, and it may be of another version.
+        Returns `access_changes.digests` of what was let through. Of other mistakes it reads, that
+        process says itself, and it may be of another version: then there are none.
         """
         async with self._reloading:
             old = self._state.options.settings
 
-            def check() -> None:
+            def checked() -> dict[str, str]:
                 try:
                     new = self._source()
                 except ConfigError:
-                    return
+                    return {}
                 self._fence.refuse_opening(old, new)
+                return access_changes.digests(new)
 
-            await self._aside(check)
+            return await self._aside(checked)
 
     async def watch(self, interval_s: float) -> None:
         """Reload on request and when the file has changed, until cancelled."""

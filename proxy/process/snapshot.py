@@ -4,7 +4,7 @@ Without it every session would lose its home, engines would compute again what t
 first decisions would use the options in place of measured times. It is an unnamed file of JSON
 lines, written when the successor starts:
 
-    {"form": 1, "bytes_per_token": {model: ratio}}
+    {"form": 1, "bytes_per_token": {model: ratio}, "access": {option: digest}}
     {"instance": name, "url": ..., "start_s": ..., "runs": [[block hash, ...], ...], "times": ...}
     {"sessions": [[id, instance, turn, used_s, tokens, form of its prompts], ...]}
     {"responses": [[key, instance, used_s], ...]}
@@ -21,7 +21,7 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, BinaryIO
 
@@ -38,12 +38,17 @@ ROWS_PER_LINE = 2000
 _log = logging.getLogger(__name__)
 
 
-async def leave(known: FleetState, heat: FleetControl) -> BinaryIO:
-    """Write the snapshot and return the file, at its beginning; OSError if there is no room."""
+async def leave(
+    known: FleetState, heat: FleetControl, access: Mapping[str, str] | None = None
+) -> BinaryIO:
+    """Write the snapshot and return the file, at its beginning; OSError if there is no room.
+
+    `access`: of the options that the successor may have.
+    """
     lines = known.snapshot(ROWS_PER_LINE)
     with ExitStack() as unless_whole:
         file = unless_whole.enter_context(await asyncio.to_thread(_unnamed))
-        await asyncio.to_thread(_write, file, {"form": FORM, **next(lines)})
+        await asyncio.to_thread(_write, file, {"form": FORM, "access": access or {}, **next(lines)})
         await asyncio.to_thread(_write, file, _orders(heat))
         for line in lines:
             await asyncio.to_thread(_write, file, line)
@@ -73,8 +78,10 @@ def take(
     file: BinaryIO,
     now_s: float,
     tenant_of: Callable[[str], str] = nobody,
-) -> None:
+) -> dict[str, str]:
     """Read a predecessor's snapshot; call it before the first probe of the instances.
+
+    Returns its `access`, as far as it has any.
 
     `tenant_of`: whose session or response has this key.
     """
@@ -90,6 +97,8 @@ def take(
                 heat.adopt_orders(orders, int(line["version"]), now_s)
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         _log.warning("hot restart: the predecessor's snapshot is not used: %r", error)
-        return
+        return {}
     counts = len(known.sessions), known.prefixes.total_blocks
     _log.info("hot restart: %d sessions and %d blocks taken over", *counts)
+    access: dict[str, str] = lines[0].get("access", {})
+    return access

@@ -518,7 +518,7 @@ class Exchange:
         rest_s = partial(_rest_s, owners.clock, self._ends_s)
         moves = Moves(owners.clock, owners.telemetry.metrics, self.record, attempts, rest_s)
         most_tokens = owners.options.settings.migration_max_seq_len
-        moves.watch(plan, self.out.headers, owners.in_flight.trails, most_tokens)
+        moves.watch(plan, self.out, owners.in_flight.trails, most_tokens)
         return moves
 
     def _reject(self, reject: Reject) -> web.Response:
@@ -679,7 +679,7 @@ class Exchange:
             telemetry_record.move_times(record, drift_s)
         if route is not None:
             record.route_class, record.offload_decision_reason = route.route_class, route.reason
-            telemetry_record.note_decode(record, route.decode.name)
+            telemetry_record.note_served(record, route.decode.name)
             if route.tried:
                 self.owners.telemetry.policy_failed(route)  # when it was placed again
         if record.outcome is None:

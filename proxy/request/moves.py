@@ -31,6 +31,13 @@ from proxy.state.detached import in_group
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import Migration, RequestRecord
 
+TEMPLATE_TOKENS: Final = 4096
+"""Most tokens of a prompt that its request does not have: those of a chat template. A token of the
+rest has a byte of the body at least."""
+OUTPUT_TOKENS: Final = 4096
+OUTPUT_TOKENS_PER_S: Final = 8192
+"""More than these no engine generates of one stream. An engine whose ids are of more would have
+others compute what nobody asked for."""
 MOVED = "moved"
 LEFT = "left"
 """The client has left, or the request's time was up, before another instance had answered."""
@@ -73,6 +80,7 @@ class Moves:
 
     __slots__ = (
         "_attempts",
+        "_began_s",
         "_clock",
         "_flow",
         "_headers",
@@ -94,22 +102,20 @@ class Moves:
         self._clock, self._metrics = clock, metrics
         self._record, self._attempts, self._flow = record, attempts, attempts.flow
         self._rest_s = rest_s
-        self._headers = b""
+        self._headers, self._began_s = b"", 0.0
         self._why: Unmoved | None = None
         self.trail: Trail | None = None
 
     def watch(
-        self, plan: Plan | Unmoved, headers: bytes, memory: TrailMemory, most_tokens: int | None
+        self, plan: Plan | Unmoved, out: Outgoing, memory: TrailMemory, most_tokens: int | None
     ) -> Trail | None:
-        """Keep the stream's tokens from now on; None if it may not migrate.
-
-        `headers`: the request's, as lines for an instance.
-        """
+        """Keep the stream's tokens from now on; None if it may not migrate. `out`: its request."""
         if isinstance(plan, Unmoved):
             self._why = plan
             return None
-        self._headers = headers
+        self._headers, self._began_s = out.headers, self._clock.now_s()
         self.trail = Trail(plan, memory, most_tokens, self._record.tenant or "")
+        self.trail.most_prompt = len(out.members.raw) + TEMPLATE_TOKENS
         return self.trail
 
     @property
@@ -132,7 +138,7 @@ class Moves:
         start_s, name = self._clock.now_s(), self._flow.route.decode.name
         at: Resumption | Unmoved = self._why or Unmoved.NO_IDS
         if self.trail is not None:
-            at = self.trail.resumption()
+            at = self._resumption(self.trail, start_s)
         ended, tokens = LEFT, at.tokens if isinstance(at, Resumption) else 0
         try:
             if isinstance(at, Unmoved):
@@ -150,8 +156,15 @@ class Moves:
                 self._metrics.migration_time.labels(was_evicted).observe(seconds)
             to = self._flow.route.decode.name if ended == MOVED else None
             row = Migration(name, to, str(error.cause), ended, tokens, round(seconds, 6))
+            if ended != MOVED:
+                self._record.decode_instance = name
             self._record.migrations = [*(self._record.migrations or ()), row]
         return found
+
+    def _resumption(self, trail: Trail, now_s: float) -> Resumption | Unmoved:
+        at = trail.resumption()
+        most = OUTPUT_TOKENS + OUTPUT_TOKENS_PER_S * (now_s - self._began_s)
+        return Unmoved.NO_IDS if isinstance(at, Resumption) and at.tokens > most else at
 
     async def _go_on(
         self, error: StreamCutError, trail: Trail, at: Resumption, reading: Reading
@@ -172,7 +185,8 @@ class Moves:
                 attempts.moved(answer)
                 trail.resume(at)
                 return Onward(answer, LaterLeg(trail))
-            now_s, now = self._clock.now_s(), trail.resumption()
+            now_s = self._clock.now_s()
+            now = self._resumption(trail, now_s)
             if reading.is_over or isinstance(now, Unmoved):
                 why = now if isinstance(now, Unmoved) else Unmoved.FINISHED
                 send = flow.move_needless(why, at.tokens, now_s)

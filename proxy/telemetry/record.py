@@ -225,6 +225,12 @@ def note_decode(record: RequestRecord, name: str) -> None:
     record.rehomed = None if home is None else home != name
 
 
+def note_served(record: RequestRecord, name: str) -> None:
+    """Note D at the end; of a stream that nobody went on with, it is the one that lost it."""
+    last = record.migrations[-1] if record.migrations else None
+    note_decode(record, last.from_instance if last is not None and not last.to_instance else name)
+
+
 def note_route_again(record: RequestRecord, route: Route) -> None:
     """Note the decision of a request that has waited again, in place of the one before.
 

@@ -14,7 +14,7 @@ from analysis.report.tables import print_report
 from analysis.runs import RunError, join_proxy_log, read_rows, read_run, rows_of_log
 from proxy.telemetry.record import RequestRecord
 from tests.support.examples import examples
-from tests.support.runs import row
+from tests.support.runs import row, run
 
 
 def append(path, *records):
@@ -186,7 +186,7 @@ def test_a_cut_run_has_the_rows_that_are_whole(tmp_path, summary):
 
 
 def test_a_whole_run_with_a_row_that_is_none_is_refused(tmp_path):
-    (tmp_path / "summary.json").write_bytes(b'{"requests":{}}')
+    (tmp_path / "summary.json").write_bytes(orjson.dumps(run(row("c"))))
     (tmp_path / "requests.jsonl").write_bytes(b'{"request_id":"c","outcome":"ok","sent_s":"x"}')
     with pytest.raises(RunError, match=r"jsonl:1: must be the row of a request"):
         read_run(tmp_path, summarise)

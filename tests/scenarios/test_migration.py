@@ -16,6 +16,7 @@ import aiohttp
 import orjson
 import pytest
 
+from proxy.request.moves import TEMPLATE_TOKENS
 from replayer.simulator.host import SimEngine, SimFleet
 from tests.support.harness import (
     STREAM_HEAD,
@@ -382,6 +383,28 @@ async def test_who_could_not_go_on_is_not_blamed_for_who_failed(tmp_path: Path, 
             assert record["outcome"].startswith("upstream_")
             (row,) = record["migrations"]
             assert proxy.router.known.fleet.doubted() == {row["from_instance"]}
+            assert record["decode_instance"] == row["from_instance"], "it is the one that failed"
+            await proxy.at_rest()
+
+
+@pytest.mark.parametrize("more", ["prompt", "output"])
+async def test_ids_of_more_than_was_asked_for_are_not_had_elsewhere(
+    tmp_path: Path, more: str
+) -> None:
+    """Others would compute what one engine invents: a prompt has a body, an output takes time."""
+    ids = list(range(3 * TEMPLATE_TOKENS))
+    first = said("a", [1], prompt_token_ids=ids if more == "prompt" else [7, 8])
+    second = said("b", ids if more == "output" else [2])
+    breaks = says(STREAM_HEAD + chunk(first) + chunk(second), close=True)
+    async with RawEngine(breaks) as a, RawEngine(breaks) as b:
+        options = {"kv_connector": "none", "health_interval": 60, "migration_limit": 1}
+        async with ServedProxy(tmp_path / "log", [a.address, b.address], **options) as proxy:
+            body = asked(CHAT, tokens=2 * len(ids))
+            got = told(await stream(proxy, CHAT, body))
+            assert (got.text, got.error) == ("ab", "engine_lost")
+            (record,) = await proxy.records(1)
+            assert [row["ended"] for row in record["migrations"]] == ["no_ids"]
+            assert len(a.posts) + len(b.posts) == 1
             await proxy.at_rest()
 
 

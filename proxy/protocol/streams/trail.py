@@ -19,7 +19,7 @@ from typing import Final
 import orjson
 
 from proxy.core.types import Unmoved
-from proxy.protocol.streams.movable import MOST_STOP_CHARS, Plan
+from proxy.protocol.streams.movable import MOST_LENGTH, MOST_STOP_CHARS, Plan
 from proxy.protocol.streams.parse_cost import is_cheap
 from proxy.protocol.streams.sse import place_of
 
@@ -123,6 +123,7 @@ class Trail:
         "_window",
         "head",
         "is_finished",
+        "most_prompt",
         "overlap",
         "plan",
         "prompt",
@@ -144,6 +145,8 @@ class Trail:
         self._knows_prompt: bool | None = None
         """Whether the prompt is token ids; None: nobody has asked."""
         self.prompt_tokens = 0
+        self.most_prompt = MOST_LENGTH
+        """Most tokens that the prompt can have."""
         self._ids = bytearray()
         self._checked = 0
         """Bytes of them that are known to be ids."""
@@ -167,7 +170,7 @@ class Trail:
             return
         self.head, self.prompt, self._knows_prompt = head, prompt, None
         self.prompt_tokens = prompt.count(b",") + 1 if prompt else 0
-        if not prompt:
+        if not 0 < self.prompt_tokens <= self.most_prompt:
             self.stop(Unmoved.NO_IDS)
         self._check(len(head) + len(prompt))
 

@@ -163,3 +163,10 @@ def test_the_slowest_are_those_that_waited_longest_for_a_token():
     assert [one["wait_s"] for one in found] == pytest.approx([8.1, 5.5, 4.0])
     assert found[2]["phases_s"] == P2P
     assert (found[2]["prefill_instance"], found[2]["decode_instance"]) == ("a", "b")
+
+
+def test_a_record_with_half_of_a_prefill_leg_is_summed_up():
+    times = {"t_prefill_done": 1.0, "t_decode_sent": 2.0, "t_first_token": 3.0}
+    record = {"t_proxy_recv": 0.0, "t_done": 4.0} | times
+    found = row("a", phases_s=phases_of(record), proxy_ttft_s=3.0, predicted_prefill_s=1.0)
+    assert by_route_class([found])["WARM"]["time_s"]["transfer"]["mean"] == 1.0

@@ -136,6 +136,13 @@ def test_open_admin_paths_are_warned_of(
     assert any("admin paths are open" in r.getMessage() for r in caplog.records) == is_warned
 
 
+def test_a_key_that_seems_to_have_a_tenant_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    given = ("--instances", "127.0.0.1:9", "--api-key", "al=0123456789abcdef")
+    warn_of_options(logging.getLogger("proxy"), load(given, {}).settings)
+    (told,) = [r.getMessage() for r in caplog.records if "colon" in r.getMessage()]
+    assert told.startswith("api_key: key 1: ")
+
+
 CANARIES = [f"canary{os.urandom(6).hex()}" for _ in range(40)]
 CHAT = "/v1/chat/completions"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config.load import load
-from proxy.config.secrets import tenants_of
+from proxy.config.secrets import SecretStr, slips_in, tenants_of
 from proxy.config.sources import ConfigError
 from proxy.state.access import salt_of
 from tests.support.tenants import SECRET
@@ -85,3 +85,19 @@ def test_secrets_come_from_files(tmp_path: Path) -> None:
     assert settings.api_key
     assert set(tenants_of(settings.api_key.get_secret_value()).values()) == {"acme", "zeta"}
     assert "k1" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("keys", "which"),
+    [
+        ("al=0123456789abcdef", "1"),
+        ("al:0123456789abcdef,bo=0123456789abcdef==", "2"),
+        ("\n".join(f"t{n}=0123456789abcdef" for n in range(7)), "1, 2, 3, 4, 5 and 2 more"),
+        ("al:ab=cd,c2VjcmV0c2VjcmV0cw==,sk-0123456789abcdef", None),
+    ],
+)
+def test_a_key_that_seems_to_have_a_tenant_is_told(keys: str, which: str | None) -> None:
+    told = slips_in(SecretStr(keys)) or ""
+    assert "0123" not in told
+    assert told.startswith("" if which is None else f"api_key: key {which}: ")
+    assert bool(told) == (which is not None)

@@ -11,7 +11,15 @@ import pytest
 
 from proxy.config.values import InstanceSpec
 from proxy.core.types import Instance
-from proxy.net.addresses import GOOD_S, TTL_S, ForbiddenAddressError, Resolver, check, party
+from proxy.net.addresses import (
+    GOOD_S,
+    MOST_ADDRESSES,
+    TTL_S,
+    ForbiddenAddressError,
+    Resolver,
+    check,
+    party,
+)
 from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.pool import ConnectOptions
 from proxy.protocol.errors import UpstreamFailure
@@ -134,6 +142,18 @@ async def test_the_last_good_answer_is_kept_for_a_while(
     names.is_hanging = False
     names.answers["a"] = ["10.0.0.4"]
     assert await resolver.addresses("a", 1) == ("10.0.0.4",)
+
+
+async def test_of_thousands_of_addresses_the_first_are_used() -> None:
+    many = [f"fd00::{n:x}" for n in range(1, 4000)]
+
+    async def look_up(host: str, port: int) -> Sequence[str]:
+        del host, port
+        return many
+
+    resolver = Resolver(look_up)
+    assert await resolver.addresses("engine", 1) == tuple(many[:MOST_ADDRESSES])
+    assert len(resolver.several("engine")) == MOST_ADDRESSES
 
 
 async def test_a_slow_name_server_is_waited_for_where_nothing_is_known_any_more(

@@ -9,7 +9,14 @@ from typing import Any, cast
 import pytest
 
 from proxy.net import secured
-from proxy.net.secured import READ_BYTES, TURN_HANDSHAKES, TURN_RECORDS, Secured, Shaking
+from proxy.net.secured import (
+    READ_BYTES,
+    SLICE_BYTES,
+    TURN_HANDSHAKES,
+    TURN_RECORDS,
+    Secured,
+    Shaking,
+)
 from tests.support.certificates import Certificates
 
 
@@ -40,6 +47,9 @@ class Wire:
 
     def is_closing(self) -> bool:
         return self.is_closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def close(self) -> None:
         self.is_closed = True
@@ -240,7 +250,36 @@ async def test_a_long_handshake_is_not_read(
     assert pair.wire.is_closed
 
 
-async def test_of_many_hellos_a_few_are_answered_in_a_turn(certs: Certificates) -> None:
+async def test_a_hello_of_ssl_2_leads_nowhere(certs: Certificates) -> None:
+    """Its head has two bytes, so what followed would not be counted. It cannot name a curve."""
+    ciphers = bytes.fromhex("00c02b00c02f00c02c00c03000cca900cca8")
+    parts = b"\x01\x03\x03", bytes([0, len(ciphers), 0, 0, 0, 32]), ciphers, bytes(32)
+    hello = b"".join(parts)
+    pair = Pair(certs)
+    pair.pass_on(bytes([0x80, len(hello)]) + hello)
+    await turns(1)
+    assert "no shared cipher" in str(pair.shaken[0])
+    assert pair.wire.is_closed
+
+
+async def test_after_an_expensive_handshake_others_have_a_turn(
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secured, "TURN_HANDSHAKES_S", 0.0)
+    shaking = Shaking()
+    pairs = [Pair(certs, shaking) for _ in range(TURN_HANDSHAKES)]
+    for pair in pairs:
+        pair.hello()
+    await turns(1)
+    assert sum(bool(pair.wire.sent) for pair in pairs) == 1
+    await turns(TURN_HANDSHAKES)
+    assert all(pair.wire.sent for pair in pairs)
+
+
+async def test_of_many_hellos_a_few_are_answered_in_a_turn(
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secured, "TURN_HANDSHAKES_S", 60.0)
     shaking = Shaking()
     pairs = [Pair(certs, shaking) for _ in range(3 * TURN_HANDSHAKES)]
     for pair in pairs:
@@ -253,6 +292,61 @@ async def test_of_many_hellos_a_few_are_answered_in_a_turn(certs: Certificates) 
         await turns(1)
     assert answered == [0, *(n * TURN_HANDSHAKES - 1 for n in (1, 2, 3))]
     assert all(pair.wire.is_reading for pair in pairs[1:])
+
+
+class Paced(Behind):
+    """The same, which keeps whether it was told to write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def pause_writing(self) -> None:
+        self.told.append("pause")
+
+    def resume_writing(self) -> None:
+        self.told.append("resume")
+
+
+async def test_what_is_written_within_half_a_ticket_is_sent_behind_it(certs: Certificates) -> None:
+    """A ticket has the client's certificate in it: a large one does not fit into one record."""
+    wire, behind = Wire(), Paced()
+    leaf = certs.leaf("large", *[f"client-{n}.example" for n in range(800)])
+    asks = Secured(certs.client(leaf), lambda: behind, lambda *_: None, Shaking(), "x")
+    to, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = certs.server("x", wants=certs.ca)
+    context.num_tickets = 1
+    engine = context.wrap_bio(to, out, server_side=True)
+
+    def pass_on(data: bytes) -> None:
+        asks.get_buffer(-1)[: len(data)] = data
+        asks.buffer_updated(len(data))
+
+    asks.connection_made(cast(asyncio.Transport, wire))
+    to.write(wire.take())
+    with pytest.raises(ssl.SSLWantReadError):
+        engine.do_handshake()
+    pass_on(out.read())
+    await turns(1)
+    to.write(wire.take())
+    engine.do_handshake()
+    ticket = out.read()
+    assert len(ticket) > SLICE_BYTES
+    pass_on(ticket[: SLICE_BYTES + 100])
+    sent = bytes(range(256)) * 256
+    asks.write(b"first")
+    asks.write(sent)
+    assert behind.told == ["pause"]
+    assert asks.get_write_buffer_size() == len(b"first") + len(sent)
+    assert wire.sent == b""
+    pass_on(ticket[SLICE_BYTES + 100 :])
+    assert behind.told == ["pause", "resume"]
+    assert not asks.is_closing()
+    to.write(wire.take())
+    received = b""
+    while to.pending or engine.pending():
+        received += engine.read(1 << 16)
+    assert received == b"first" + sent
 
 
 async def test_it_tells_of_tls(certs: Certificates) -> None:

@@ -125,6 +125,7 @@ MOVES: dict[str, tuple[dict[str, Any], str]] = {
         "keys of yoyo added; api_key: keys of zeta",
     ),
     "fewer keys": ({"api_key": f"acme:{KEY}"}, "api_key: keys of zeta removed"),
+    "a slip": ({"api_key": f"acme:{KEY},zeta={OTHER_KEY}"}, "api_key: key 2: a tenant ends with"),
     "a token": ({"admin_token": "another-token-of-theirs"}, "admin_token is another one"),
     "another salt": ({"cache_salt_secret": "f" * 16}, "cache_salt_secret is another one"),
     "a salted path": ({"salted_paths": "/v1/messages"}, "salted_paths /v1/messages added"),

@@ -23,7 +23,7 @@ from proxy.process import hot_restart
 from proxy.process.hot_restart import HotRestart, InheritedSockets
 from proxy.process.notify import Notifier
 from replayer.simulator.host import SimFleet
-from tests.support.harness import addresses, until
+from tests.support.harness import ServedProxy, addresses, until
 
 
 @pytest.fixture
@@ -142,6 +142,27 @@ async def test_who_sees_no_instance_replaces_nobody(monkeypatch: pytest.MonkeyPa
         assert not given.has_predecessor
     finally:
         os.close(hears)
+
+
+KEYS = "acme:sk-acme-0123456789abcdef,zeta:sk-zeta-fedcba9876543210"
+
+
+@pytest.mark.parametrize("later", [KEYS, KEYS[:-4]])
+async def test_options_that_are_cut_after_they_were_let_through(tmp_path: Path, later: str) -> None:
+    """A successor begins with those that its predecessor has checked, or not at all."""
+    given = {"instances": ["127.0.0.1:1"], "host": "127.0.0.1", "port": 0}
+    checked, found = Settings(**given, api_key=KEYS), Settings(**given, api_key=later)
+    options = {"api_key": KEYS, "source": lambda: checked}
+    async with ServedProxy(tmp_path / "log", ["127.0.0.1:1"], **options) as proxy:
+        await proxy.server._refuse_opening()
+        left = await proxy.server._leave_snapshot()
+    successor = Proxy(found, inherited=InheritedSockets(snapshot=left))
+    if later == KEYS:
+        await successor.start()
+        await successor.close()
+        return
+    with pytest.raises(ConfigError, match=r"^api_key changed during the start: restart again$"):
+        await successor.start()
 
 
 async def nothing() -> BinaryIO:
