@@ -439,12 +439,9 @@ TESTED_ELSEWHERE = {
     "planner.core.types": "vocabulary only",
     "planner.cli": "planner/test_service.py: its errors, and what it validates",
     "planner.config.options": "planner/config/test_load.py: ranges and contradictions",
-    "planner.scalers.exec": "scenarios/test_planner.py: with a real command",
     "planner.scalers.noop": "planner/test_service.py: a planner that only looks",
     "planner.scalers.registry": "planner/test_service.py: the options' scalers are made",
     "planner.sources.engines": "planner/sources/test_live.py",
-    "planner.sources.proxy": "planner/sources/test_live.py: real proxies, and garbage",
-    "planner.sources.reading": "planner/sources/test_live.py: what is cut, what is refused",
     "planner.telemetry.recorder": "planner/telemetry/test_report.py",
     "planner.telemetry.snapshot": "planner/telemetry/test_report.py and planner/test_run.py",
 }
