@@ -16,7 +16,22 @@ from analysis.report.tables import print_report
 from analysis.runs import RunError, read_run, table
 from tests.support.runs import failed, placed, row, run, skipped
 
-WRONG: list[Any] = [None, True, -1, 0, 1e14, 1 << 60, "x", "", [], {}, [[]], {"a": {"b": 1}}, "inf", [None]]
+WRONG: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1e14,
+    1 << 60,
+    "x",
+    "",
+    [],
+    {},
+    [[]],
+    {"a": {"b": 1}},
+    "inf",
+    [None],
+]
 GONE = object()
 COUNTERS = {"source": "proxy", "layouts": {"a": "x"}, "unread": {"b": "gone"}} | {
     when: {"a": {"start_s": 1.0, "local_queries": 9.0 * n, "local_hits": 3.0 * n}}
