@@ -21,8 +21,10 @@ from planner.scalers.base import Scaler, ScalerError
 from planner.scalers.registry import SCALERS
 from planner.sources.engines import Engines
 from planner.sources.live import Live
+from planner.sources.prometheus import Prometheus
 from planner.sources.proxy import Proxies
 from planner.sources.trace import files, windows
+from proxy.config.secrets import SecretStr
 
 CLOSE_S = 2.0
 """Time that open requests to the listener have when it ends."""
@@ -40,8 +42,9 @@ async def made(options: PlannerOptions) -> AsyncIterator[tuple[Planner, Scaler, 
     components = components_of(options)
     token = options.proxy_token
     async with aiohttp.ClientSession() as session:
-        secret = token.get_secret_value() if token is not None else None
-        proxies = Proxies(session, options.proxies, secret, components)
+        proxies = Proxies(
+            session, options.proxies, _secret(token), components, _prometheus(session, options)
+        )
         live = Live(
             proxies,
             Engines(session),
@@ -52,6 +55,16 @@ async def made(options: PlannerOptions) -> AsyncIterator[tuple[Planner, Scaler, 
         scaler = SCALERS[options.scaler](options)
         clocks = Clocks(time.monotonic, time.time)  # noqa: TID251 - here it is injected
         yield Planner(options, live, proxies, scaler, clocks, learned(options)), scaler, proxies
+
+
+def _secret(token: SecretStr | None) -> str | None:
+    return None if token is None else token.get_secret_value()
+
+
+def _prometheus(session: aiohttp.ClientSession, options: PlannerOptions) -> Prometheus | None:
+    if options.throughput_metrics_source != "prometheus" or options.prometheus is None:
+        return None
+    return Prometheus(session, options.prometheus, _secret(options.prometheus_token))
 
 
 def learned(options: PlannerOptions) -> Learned:

@@ -441,6 +441,7 @@ TESTED_ELSEWHERE = {
     "planner.config.options": "planner/config/test_load.py: ranges and contradictions",
     "planner.scalers.noop": "planner/test_service.py: a planner that only looks",
     "planner.scalers.registry": "planner/test_service.py: the options' scalers are made",
+    "planner.sources.counted": "planner/sources/test_live.py and test_prometheus.py",
     "planner.sources.engines": "planner/sources/test_live.py",
     "planner.telemetry.recorder": "planner/telemetry/test_report.py",
     "planner.telemetry.snapshot": "planner/telemetry/test_report.py and planner/test_run.py",

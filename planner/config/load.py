@@ -25,6 +25,7 @@ from proxy.config.sources import ConfigError, add_flag, allowed_of, flag_of, gro
 from proxy.config.values import USERINFO, value_text
 
 ALIASES = {
+    "metric_pulling_prometheus_endpoint": "prometheus",
     "ttft": "ttft_ms",
     "itl": "itl_ms",
     "throughput_adjustment_interval": "throughput_adjustment_interval_seconds",
@@ -41,7 +42,6 @@ WITHOUT_MEANING = frozenset(
             "namespace",
             "backend",
             "no_operation",
-            "metric_pulling_prometheus_endpoint",
         ),
         *("prefill_engine_num_gpu", "decode_engine_num_gpu", "pre_deployment_sweeping_mode"),
         *("scale_interval_seconds", "min_gpu_budget", "live_dashboard_port", "write_gzip_log"),

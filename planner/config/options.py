@@ -54,6 +54,11 @@ def _url(text: str) -> str:
     return url
 
 
+def _one_url(value: str | None) -> None:
+    if value is not None and not value.startswith(("http://", "https://")):
+        raise ValueError("its scheme is http or https")
+
+
 def _words(value: object) -> object:
     return tuple(value.split()) if isinstance(value, str) else tuple(map(str, value))  # type: ignore[call-overload]
 
@@ -78,6 +83,28 @@ class PlannerOptions(Model):
         Before(secret_text),
         After(sendable),
         Option(FLEET, "The proxies' --admin-token.", allowed=SECRET_FORM),
+    ] = None
+    throughput_metrics_source: Annotated[
+        Literal["proxy", "prometheus", "frontend", "router"],
+        Option(
+            FLEET,
+            "Where counters of the traffic are read; frontend and router are other names of proxy.",
+        ),
+    ] = "proxy"
+    prometheus: Annotated[
+        str | None,
+        After(_one_url),
+        Option(
+            FLEET,
+            "Address of the Prometheus that scrapes all proxies, for the source prometheus.",
+            allowed="http(s)://host:port, or none",
+        ),
+    ] = None
+    prometheus_token: Annotated[
+        SecretStr | None,
+        Before(secret_text),
+        After(sendable),
+        Option(FLEET, "Token that it is asked with.", allowed=SECRET_FORM),
     ] = None
     match: Annotated[
         Word, Option(FLEET, "Glob over the names of the instances that are scaled.")
@@ -238,6 +265,8 @@ class PlannerOptions(Model):
             raise OptionError(
                 "max_gpu_budget", f"min_endpoint and gpus_per_replica need {gpus} at least"
             )
+        if self.throughput_metrics_source == "prometheus" and self.prometheus is None:
+            raise OptionError("prometheus", "the source prometheus needs it")
         for scaler, needed in (("exec", "scaler_command"), ("file", "decision_file")):
             if self.scaler == scaler and not getattr(self, needed):
                 raise OptionError(needed, f"the scaler {scaler} needs it")

@@ -13,22 +13,12 @@ import aiohttp
 import msgspec
 
 from planner.config.components import Component
-from planner.core.observe import Account, Counters, Totals, total
+from planner.core.observe import Account, Totals
 from planner.scalers.base import Failure, Member, ScalerError
+from planner.sources.counted import NAMES, Counted
+from planner.sources.prometheus import Prometheus
 from planner.sources.reading import SourceError, fetch, samples, shown_url
 
-ISSUED, QUEUED = "cache_proxy_issued_total", "cache_proxy_queued_requests"
-PROMPTS, ANSWERS = "cache_proxy_isl_tokens", "cache_proxy_osl_tokens"
-TTFT, TPOT = "cache_proxy_ttft_seconds", "cache_proxy_tpot_seconds"
-LOOKED_UP = "cache_proxy_prefix_cache_queries_total"
-HITS = (
-    "cache_proxy_prefix_cache_hits_total",
-    "cache_proxy_external_prefix_cache_hits_total",
-)
-NAMES = (
-    *(ISSUED, QUEUED, LOOKED_UP, *HITS),
-    *(f"{name}_{part}" for name in (PROMPTS, ANSWERS, TTFT, TPOT) for part in ("sum", "count")),
-)
 ABSENT_S = 60.0
 """A proxy that cannot be read for so long is counted no more; until then nothing is decided."""
 
@@ -112,22 +102,27 @@ class Proxies:
         urls: Sequence[str],
         token: str | None,
         components: Sequence[Component],
+        prometheus: Prometheus | None = None,
     ) -> None:
         self._session, self._components = session, {one.name: one for one in components}
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._proxies = [_Proxy(url.rstrip("/")) for url in urls]
-        self._counters, self._grown = Counters(), dict[str, float]()
+        self._counted_so_far, self._prometheus = Counted(), prometheus
+        self._prometheus_read_s: float | None = None
+        self._prometheus_failure = ""
         self._now_s, self._first_s = 0.0, math.inf
 
     def ages_s(self, now_s: float) -> dict[str, float | None]:
         """Seconds since each proxy was read; None for never."""
-        return {
-            shown_url(p.url): None if p.read_s is None else now_s - p.read_s for p in self._proxies
-        }
+        read = {shown_url(p.url): p.read_s for p in self._proxies}
+        if self._prometheus is not None:
+            read[shown_url(self._prometheus.url)] = self._prometheus_read_s
+        return {url: None if at_s is None else now_s - at_s for url, at_s in read.items()}
 
     def failures(self) -> list[str]:
         """Why proxies were not read at the last look."""
-        return [one.failure for one in self._proxies if one.failure]
+        found = [one.failure for one in self._proxies]
+        return [failure for failure in (*found, self._prometheus_failure) if failure]
 
     async def look(self, now_s: float) -> Told | None:
         """Read all; None where one of them that still counts does not answer."""
@@ -141,8 +136,20 @@ class Proxies:
         rows: dict[str, tuple[Row, ...]] = {}
         for row in (row for one in counted for row in one.rows):
             rows[row.name] = (*rows.get(row.name, ()), row)
+        if self._prometheus is not None:
+            return await self._told_by_prometheus(rows)
         queued = sum(one.queued for one in counted)
-        return Told(self._totals(queued), queued, rows)
+        return Told(self._counted_so_far.totals(queued), queued, rows)
+
+    async def _told_by_prometheus(self, rows: Mapping[str, tuple[Row, ...]]) -> Told | None:
+        assert self._prometheus is not None
+        try:
+            totals, queued = await self._prometheus.look()
+        except SourceError as error:
+            self._prometheus_failure = str(error)
+            return None
+        self._prometheus_failure, self._prometheus_read_s = "", self._now_s
+        return Told(totals, queued, rows)
 
     def _counted(self) -> list[_Proxy]:
         """The proxies that count: those read a short time ago, and at the start all."""
@@ -165,46 +172,18 @@ class Proxies:
                 headers=self._headers,
                 allowed=(200, 503),
             )
-            told = {self._key(name, of): v for name, of, v in samples(exposition, NAMES)}
             rows = msgspec.json.decode(document, type=list[Row])
             started_at = msgspec.json.decode(health, type=_Health).started_at
+            queued = self._counted_so_far.take(one.url, samples(exposition, NAMES))
         except SourceError as error:
-            one.failure = str(error)
+            one.failure = _named(one.url, error)
             return
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             one.failure = f"{shown_url(one.url)}: an answer of another form: {str(error)[:200]}"
             return
-        if ISSUED not in told:
-            where = f"GET {shown_url(one.url)}/metrics"
-            one.failure = f"{where}: there is no {ISSUED}; is it a cache-proxy?"
-            return
         one.returns += one.read_s is not None and now_s - one.read_s >= ABSENT_S
-        one.queued, one.rows = told.pop(QUEUED, 0.0), rows
+        one.queued, one.rows = queued, rows
         one.read_s, one.failure, one.started_at = now_s, "", started_at
-        grown: dict[str, float] = {}
-        for key, value in self._counters.grown(one.url, told).items():
-            name = key.partition(" ")[0]
-            grown[name] = grown.get(name, 0.0) + value
-        self._grown = total([self._grown, grown])
-
-    def _key(self, name: str, labels: Mapping[str, str]) -> str:
-        """A counter per instance where an engine's own is passed on: each falls at a restart."""
-        return f"{name} {labels['upstream']}" if "upstream" in labels else name
-
-    def _totals(self, queued: float) -> Totals:
-        def of(name: str) -> float:
-            return self._grown.get(name, 0.0)
-
-        return Totals(
-            of(ISSUED) + queued,
-            of(f"{PROMPTS}_count"),
-            of(f"{PROMPTS}_sum"),
-            of(f"{ANSWERS}_count"),
-            of(f"{ANSWERS}_sum"),
-            of(LOOKED_UP),
-            sum(of(name) for name in HITS),
-            *(of(f"{name}_{part}") for name in (TTFT, TPOT) for part in ("count", "sum")),
-        )
 
     # What follows is the contract of `Fleet`.
 
@@ -260,6 +239,11 @@ class Proxies:
                 )
             except SourceError as error:
                 raise ScalerError(Failure.UNREACHABLE, str(error)) from error
+
+
+def _named(url: str, error: SourceError) -> str:
+    text, shown = str(error), shown_url(url)
+    return text if shown in text else f"{shown}: {text}"
 
 
 def _member(name: str, rows: Sequence[Row], proxies: int) -> Member:

@@ -1,0 +1,106 @@
+"""Traffic from a Prometheus that scrapes the proxies: by its form, and by a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_plus
+
+import aiohttp
+import orjson
+import pytest
+
+from bench.measuring.processes import Child
+from planner.sources.prometheus import QUERY, Prometheus
+from planner.sources.reading import SourceError
+from tests.support.harness import RawEngine, chat, plain, proxied, until, words
+
+
+def answer(*series: tuple[str, str, float]) -> bytes:
+    result = [
+        {"metric": {"__name__": name, "instance": proxy, "job": "p"}, "value": [1.5, str(value)]}
+        for name, proxy, value in series
+    ]
+    return plain(orjson.dumps({"status": "success", "data": {"result": result}}))
+
+
+async def test_growth_is_summed_over_proxies_and_a_restart_counts_from_zero() -> None:
+    issued, waits = "cache_proxy_issued_total", "cache_proxy_queued_requests"
+    async with RawEngine() as fake, aiohttp.ClientSession() as session:
+        source = Prometheus(session, fake.address, "a-token")
+
+        async def told(*series: tuple[str, str, float]) -> tuple[float, float]:
+            fake._other = answer(*series)
+            totals, queued = await source.look()
+            return totals.offered, queued
+
+        assert await told((issued, "a", 100), (issued, "b", 50)) == (0.0, 0.0)
+        assert await told((issued, "a", 110), (issued, "b", 55), (waits, "a", 3)) == (18.0, 3.0)
+        assert await told((issued, "a", 4), (issued, "b", 55)) == (19.0, 0.0)
+        assert await told((issued, "b", 60)) == (24.0, 0.0), "a is gone"
+        (head, *_) = fake.heads
+        assert b"Authorization: Bearer a-token" in head
+        assert QUERY in unquote_plus(head.decode())
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (answer(), "no series of a cache-proxy"),
+        (answer(("cache_proxy_queued_requests", "a", 1)), "is it a cache-proxy"),
+        (plain(b"{}"), "of another form"),
+        (plain(b"[" * 50_000), "of another form"),
+        (plain(orjson.dumps({"data": {"result": [{"metric": {}, "value": [1, "x"]}]}})), "form"),
+        (plain(b"", "503 Away"), "status 503"),
+    ],
+)
+async def test_another_answer_is_a_line(body: bytes, why: str) -> None:
+    async with RawEngine() as fake, aiohttp.ClientSession() as session:
+        fake._other = body
+        with pytest.raises(SourceError, match=why) as caught:
+            await Prometheus(session, fake.address, None).look()
+        assert "\n" not in str(caught.value)
+        assert fake.address in str(caught.value)
+
+
+CONFIG = """
+global: {scrape_interval: 200ms, scrape_timeout: 200ms}
+scrape_configs:
+  - job_name: cache-proxy
+    static_configs: [{targets: ["%s"]}]
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="Debian's package prometheus is not installed"
+)
+async def test_a_real_prometheus_tells_what_was_offered(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 1) as (proxy, _):
+        config = tmp_path / "prometheus.yml"
+        target = proxy.server.url.removeprefix("http://")
+        await asyncio.to_thread(config.write_text, CONFIG % target)
+        command: list[Any] = ["prometheus", f"--config.file={config}"]
+        command += [f"--storage.tsdb.path={tmp_path}/tsdb", "--web.listen-address=127.0.0.1:0"]
+        with Child(command) as server:
+            address = await until(lambda: server.found(r'msg="Listening on" address=(\S+)'))
+            async with aiohttp.ClientSession() as session:
+                source = Prometheus(session, f"http://{address[1]}", None)
+
+                async def is_scraped() -> bool:
+                    try:
+                        await source.look()
+                    except SourceError:
+                        return False
+                    return True
+
+                await until(is_scraped, "the first scrape")
+                for n in range(3):
+                    await proxy.post(chat(words(50, f"s{n}")))
+
+                async def has_grown() -> bool:
+                    totals, _ = await source.look()
+                    return totals.offered == 3
+
+                await until(has_grown, "what was offered is there")
