@@ -7,6 +7,7 @@ and the order in which each controller takes pods away.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class Call:
     path: str
     content: str
     body: Any
+    token: str = ""
 
 
 class Cluster:
@@ -131,16 +133,21 @@ class Cluster:
             self.set_ready(f"{name}-{suffix}", ready)
 
     @asynccontextmanager
-    async def served(self) -> AsyncIterator[str]:
+    async def served(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
         """The address of its API."""
         app = web.Application()
         app.router.add_route("*", "/{tail:.*}", self._handle)
-        async with TestServer(app) as server:
+        server = TestServer(app, scheme="https" if tls else "http")
+        await server.start_server(ssl=tls)
+        try:
             yield str(server.make_url("")).rstrip("/")
+        finally:
+            await server.close()
 
     async def _handle(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read() or b"null")
-        call = Call(request.method, request.path, request.content_type, body)
+        token = request.headers.get("Authorization", "")
+        call = Call(request.method, request.path, request.content_type, body, token)
         self.calls.append(call)
         if faults := self.faults.get((call.method, call.path)):
             if (status := faults.pop(0)) == 0:
@@ -175,6 +182,7 @@ class Cluster:
 
     def _patch(self, path: str, call: Call, is_scale: bool) -> bool:
         one = self.objects[path]
+        told: dict[str, Any] = {}
         if isinstance(call.body, list):
             assert call.content == "application/json-patch+json"
             told = {op["path"]: op["value"] for op in call.body}
@@ -184,11 +192,10 @@ class Cluster:
             version = call.body.get("metadata", {}).get("resourceVersion")
         if version not in (None, one["metadata"]["resourceVersion"]):
             return False
-        if isinstance(call.body, list):
-            for at, value in told.items():
-                _, _, _, index, last = at.split("/")
-                one["spec"]["components"][int(index)][last] = value
-        else:
+        for at, value in told.items():
+            _, _, _, index, last = at.split("/")
+            one["spec"]["components"][int(index)][last] = value
+        if not told:
             merge(one, call.body)
         self._version += 1
         one["metadata"]["resourceVersion"] = str(self._version)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from planner.scalers.base import Failure, ScalerError
 from planner.scalers.kubernetes import api as module
@@ -131,6 +134,27 @@ class TestCalls:
         with pytest.raises(ScalerError, match="by the pod's service account: ") as error:
             await connected(options(""))
         assert error.value.failure is Failure.UNREACHABLE
+
+    async def test_a_pod_uses_its_service_account(
+        self, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        authority = trustme.CA()
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        authority.issue_cert("127.0.0.1").configure_cert(tls)
+        authority.cert_pem.write_to_path(tmp_path / "ca.crt")
+        (tmp_path / "token").write_text("of-the-pod")
+        (tmp_path / "namespace").write_text(f"{NAMESPACE}\n")
+        inside = importlib.import_module("kubernetes_asyncio.config.incluster_config")
+        monkeypatch.setattr(inside, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+        monkeypatch.setattr(inside, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+        monkeypatch.setattr(module, "OWN_NAMESPACE", tmp_path / "namespace")
+        async with cluster.served(tls) as server:
+            monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+            monkeypatch.setenv("KUBERNETES_SERVICE_PORT", server.rpartition(":")[2])
+            api = await connected(KubernetesOptions(object="deployment/vllm"))
+            assert (await api.get(DEPLOYMENT))["spec"]["replicas"] == 2
+            await api.aclose()
+        assert cluster.calls[-1].token == "Bearer of-the-pod"
 
     async def test_an_answer_of_another_form_is_named(self, api: Api, cluster: Cluster) -> None:
         cluster.objects[f"{APPS}/deployments/vllm"] = [1]  # type: ignore[assignment]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ def scaler(kmock: Any, folder: Path) -> KubernetesScaler:
 
 def to(count: int) -> Decision:
     return Decision(1, {COMPONENT: count}, 0.0)
+
+
+@pytest.fixture
+async def kmock() -> AsyncIterator[Any]:
+    async with library.KubernetesEmulator() as emulator, library.Server(emulator):
+        yield emulator
 
 
 @pytest.fixture
