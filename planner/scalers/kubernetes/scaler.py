@@ -112,11 +112,10 @@ class KubernetesScaler(Scaler):
             return [f"{scaled} is rolled out: which of its pods would go is not known"]
         gone = going(seats, target, scaled.start)
         gone = [seat for seat in gone if falls or seat.pod.mark is not None]  # chosen before
-        await _tell_fleet(api, seats, gone, fleet)
+        said = await _tell_fleet(api, seats, gone, replicas.count, fleet)
         wanted = target
         if falls:
             wanted = min(replicas.count, allowed(seats, gone, target, scaled.start))
-        said = []
         if wanted != replicas.count:
             said += await self._rival(api, component, scaled, replicas.count)
             await _set(api, replicas, wanted, gone)
@@ -158,13 +157,21 @@ async def _seats(
     return seated(pods, members, left)
 
 
-async def _tell_fleet(api: Api, seats: Sequence[Seat], gone: Sequence[Seat], fleet: Fleet) -> None:
-    """Drain those that go; of those chosen before, let serve again who stays."""
+async def _tell_fleet(
+    api: Api, seats: Sequence[Seat], gone: Sequence[Seat], count: int, fleet: Fleet
+) -> list[str]:
+    """Drain those that go; of those chosen before, let serve again who stays.
+
+    Not while there are more pods than replicas: Kubernetes may be about to end that one.
+    """
     for seat in gone:
         await _send_off(api, seat, fleet)
-    for seat in seats:
-        if seat.pod.mark is not None and seat not in gone:
-            await _bring_back(api, seat, fleet)
+    stay = [seat for seat in seats if seat.pod.mark is not None and seat not in gone]
+    if len(seats) > count:
+        return [f"{_named([seat.pod.name for seat in stay])} may end yet"] if stay else []
+    for seat in stay:
+        await _bring_back(api, seat, fleet)
+    return []
 
 
 async def _send_off(api: Api, seat: Seat, fleet: Fleet) -> None:
