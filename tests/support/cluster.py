@@ -49,6 +49,8 @@ class Cluster:
         self.objects: dict[str, dict[str, Any]] = {}
         self.calls: list[Call] = []
         self.forbidden: set[str] = set()
+        self.used: set[str] = set()
+        """Rights that were needed."""
         self.faults: dict[tuple[str, str], list[int]] = {}
         """Statuses that the next calls get, by method and path; 0: no answer at all."""
         self.deleted: list[dict[str, Any]] = []
@@ -163,6 +165,7 @@ class Cluster:
         is_list = path in (PODS, HPAS)
         kind = path.split("/")[-1 if is_list else -2] + "/scale" * is_scale
         verb = {"GET": "list" if is_list else "get", "PATCH": "patch"}[call.method]
+        self.used.add(f"{verb} {kind}")
         if f"{verb} {kind}" in self.forbidden:
             return _status(403, f"User cannot {verb} {kind}")
         if is_list:

@@ -204,11 +204,12 @@ def _rule(verb: str, resource: Resource, sub: str) -> str:
 
 
 def _refused(what: str, status: int, said: Any, rule: str) -> ScalerError:
-    if status == 403:
-        text = f"{what}: 403, forbidden; its Role lacks {rule}"
-        return ScalerError(Failure.FORBIDDEN, text)
-    message = said.get("message", "") if isinstance(said, dict) else str(said)
-    failure, why = _FAILURES.get(status, (Failure.FAILED, _one_line(str(message))))
+    message = _one_line(str(said.get("message", "") if isinstance(said, dict) else said))
+    failure, why = _FAILURES.get(status, (Failure.FAILED, message))
+    if status == 403:  # of RBAC; a webhook or a quota has other words
+        is_right = not message or " cannot " in message
+        why = f"forbidden; its Role lacks {rule}" if is_right else message
+        failure = Failure.FORBIDDEN
     return ScalerError(failure, f"{what}: {status}, {why}")
 
 

@@ -22,6 +22,7 @@ KINDS = {
 FORM = f"KIND/NAME with one of {', '.join(KINDS)}, or GROUP/VERSION/PLURAL/NAME"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 MOST_PORT = 65535
+_KINDS = {str: "text", int: "integer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ class KubernetesOptions:
     port: int = 0
 
     def __post_init__(self) -> None:
+        for name, kind in (("parent", str), ("namespace", str), ("kubeconfig", str), ("port", int)):
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ValueError(f"{name}: {value!r} is no {_KINDS[kind]}")
         if self.namespace and not _NAME.fullmatch(self.namespace):
             raise ValueError(f"namespace: {self.namespace!r} is no name of a namespace")
         if not 0 <= self.port <= MOST_PORT:
@@ -78,13 +83,13 @@ class KubernetesOptions:
     def resources(self) -> dict[str, Resource]:
         """The objects by component; under "" the one that all components are looked for in."""
         told = self.object or f"dynamographdeployment/{self.parent}"
-        of = {"": told} if isinstance(told, str) else told
+        of = told if isinstance(told, Mapping) else {"": told}
         return {component: parsed(text) for component, text in of.items()}
 
 
-def parsed(text: str) -> Resource:
+def parsed(text: object) -> Resource:
     """An object's text as its parts."""
-    *kind, name = text.split("/")
+    *kind, name = text.split("/") if isinstance(text, str) else ("",)
     known = KINDS.get(kind[0].lower()) if len(kind) == 1 else tuple(kind)
     if known is None or len(known) != 3 or not all(map(_NAME.fullmatch, (*known, name))):
         raise ValueError(f"object: {text!r} is no object; it is {FORM}")

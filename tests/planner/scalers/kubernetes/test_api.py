@@ -100,6 +100,14 @@ class TestCalls:
         assert error.value.failure is failure
         assert str(error.value) == f"GET deployments.apps/vllm/scale in namespace inference: {said}"
 
+    async def test_what_a_webhook_denies_is_no_missing_right(
+        self, api: Api, cluster: Cluster
+    ) -> None:
+        cluster.faults[SCALE] = [403]
+        with pytest.raises(ScalerError, match=r"inference: 403, a fault$") as error:
+            await api.get(DEPLOYMENT, "scale")
+        assert error.value.failure is Failure.FORBIDDEN
+
     async def test_no_answer_is_a_timeout(
         self, api: Api, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -48,6 +48,11 @@ def test_another_text_is_no_object(text: str) -> None:
     [
         ({}, "object: missing, and DYN_PARENT_DGD_K8S_NAME is not set; it is KIND/NAME"),
         ({"object": "deployment/a", "port": -1}, "port: -1; it is 0 to 65535"),
+        ({"object": "deployment/a", "port": "8000"}, "port: '8000' is no integer"),
+        ({"object": "deployment/a", "port": True}, "port: True is no integer"),
+        ({"object": "deployment/a", "kubeconfig": 5}, "kubeconfig: 5 is no text"),
+        ({"object": 5}, "object: 5 is no object; it is KIND/NAME"),
+        ({"object": {"decode": ["a"]}}, "object: ['a'] is no object; it is KIND/NAME"),
         ({"object": "deployment/a", "port": 65536}, "port: 65536; it is 0 to 65535"),
         ({"object": "deployment/a", "namespace": "a/b"}, "namespace: 'a/b' is no name"),
     ],

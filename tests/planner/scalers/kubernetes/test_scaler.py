@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from planner.config.components import Component
 from planner.core.builtin import COMPONENT
 from planner.scalers.base import Decision, Failure, ScalerError
 from planner.scalers.kubernetes.api import Api
@@ -29,7 +30,8 @@ from tests.support.cluster import (
 pytest.importorskip("kubernetes_asyncio", reason="the extra k8s is not installed")
 SCALE = f"{APPS}/deployments/vllm/scale"
 COST = "controller.kubernetes.io/pod-deletion-cost"
-MOST_TICKS = 12
+MOST_TICKS = 9
+ROOT = Path(__file__).parents[4]
 
 
 def to(count: int, component: str = COMPONENT) -> Decision:
@@ -345,6 +347,30 @@ async def test_a_graphs_service_is_scaled_by_its_adapter_else_by_the_graph(
     assert graph["spec"] is spec
 
 
+async def test_the_manifest_gives_the_rights_that_are_needed_and_no_others(
+    cluster: Cluster, world: World
+) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    text = (ROOT / "configs/kubernetes/planner.yaml").read_text("utf-8")
+    role = next(one for one in yaml.safe_load_all(text) if one["kind"] == "Role")
+    given = {
+        f"{verb} {resource}"
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    cluster.workload("deployments", "vllm", 2)
+    world.proxies.join_all(cluster)
+    await world.scaler.validate([Component()])
+    await world.tick(1)
+    world.proxies.end()
+    await world.tick(1)
+    assert cluster.used == given
+    assert {rule["resourceNames"][0] for rule in role["rules"] if "resourceNames" in rule} == {
+        "vllm"
+    }
+
+
 class Killed(BaseException):
     """The planner's process ends here."""
 
@@ -387,7 +413,7 @@ async def _killed_once(world: World, kind: str, at: int) -> bool:
     world.proxies.join_all(world.cluster)
     world.first = {pod["status"]["podIP"] for pod in world.cluster.pods()}
     world.successor(object=f"{kind[:-1]}/vllm")
-    killer, died = Killer(at), False
+    killer, died, waits = Killer(at), False, "begun"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Api, "_call", killer.wrap(Api._call))
         for name in ("drain", "has_left", "add"):
