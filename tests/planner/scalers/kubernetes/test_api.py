@@ -117,6 +117,19 @@ class TestCalls:
             await api.get(DEPLOYMENT, "scale")
         assert error.value.failure is Failure.TIMEOUT
 
+    async def test_credentials_that_cannot_be_renewed_are_told(
+        self, api: Api, cluster: Cluster
+    ) -> None:
+        config = importlib.import_module("kubernetes_asyncio.config")
+
+        def no_token(*_: object) -> None:
+            raise config.ConfigException("Token file exists but empty.")
+
+        api._client.configuration.refresh_api_key_hook = no_token
+        with pytest.raises(ScalerError, match=r"no credentials: Token file exists but empty\.$"):
+            await api.get(DEPLOYMENT)
+        assert cluster.calls == []
+
     async def test_a_server_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         api = await connected(options(kubeconfig(tmp_path / "config", "http://127.0.0.1:9")))
         with pytest.raises(ScalerError, match=r"http://127\.0\.0\.1:9 not reached") as error:

@@ -22,6 +22,7 @@ from tests.support.cluster import (
     DYNAMO_BETA,
     HPAS,
     NAMESPACE,
+    PODS,
     Cluster,
     Proxies,
     kubeconfig,
@@ -212,6 +213,21 @@ async def test_what_somebody_else_takes_away_is_not_given_back(
     assert world.scaled() == []
 
 
+async def test_of_many_that_go_three_are_named(cluster: Cluster, world: World) -> None:
+    cluster.workload("deployments", "vllm", 5)
+    world.proxies.join_all(cluster)
+    assert await world.tick(1) == "vllm-x5, vllm-x4, vllm-x3 and 1 more drain"
+
+
+async def test_a_pod_that_ended_meanwhile_is_no_failure(cluster: Cluster, world: World) -> None:
+    cluster.workload("deployments", "vllm", 2)
+    world.proxies.join_all(cluster)
+    cluster.faults["PATCH", f"{PODS}/vllm-x2"] = [404, 403]
+    assert await world.tick(1) == "vllm-x2 drains"
+    with pytest.raises(ScalerError, match="403"):
+        await world.tick(1)
+
+
 async def test_a_rollout_is_waited_for(cluster: Cluster, world: World) -> None:
     cluster.workload("deployments", "vllm", 3)
     world.proxies.join_all(cluster)
@@ -234,6 +250,16 @@ async def test_new_pods_are_brought_in_where_a_port_is_told(cluster: Cluster, wo
     del world.proxies.known["vllm-x2"]
     assert await world.tick(2) == ""
     assert len(world.proxies.added) == 1, "whom an operator took out stays out"
+
+
+async def test_an_address_of_ip_version_6_is_brought_in(cluster: Cluster, world: World) -> None:
+    cluster.workload("deployments", "vllm", 1)
+    cluster.pod("vllm-x1")["status"]["podIP"] = "fd00::1"
+    world.successor(port=8000)
+    assert await world.tick(1) == ""
+    assert world.proxies.added == [("vllm-x1", "http://[fd00::1]:8000")]
+    await world.tick(0)
+    assert world.proxies.drained == ["vllm-x1"]
 
 
 async def test_a_pod_that_never_is_ready_is_told_as_what_is_missing(
