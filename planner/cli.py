@@ -80,18 +80,21 @@ def _own(options: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for warning in loaded.warnings:
         logging.getLogger("planner").warning("%s", warning)
-    if options.command == "validate":
-        wrong = asyncio.run(validate(loaded.options))
-        for line in wrong:
-            print(line)
-        print("all is well" if not wrong else f"{len(wrong)} wrong")
-        return 2 if wrong else 0
     try:
+        if options.command == "validate":
+            return _say(asyncio.run(validate(loaded.options)))
         asyncio.run(serve(loaded.options))
     except (StartError, StateError) as error:
         print(f"cache-planner: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _say(wrong: Sequence[str]) -> int:
+    for line in wrong:
+        print(line)
+    print(f"{len(wrong)} wrong" if wrong else "all is well")
+    return 2 if wrong else 0
 
 
 if __name__ == "__main__":

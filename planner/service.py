@@ -52,9 +52,16 @@ async def made(options: PlannerOptions) -> AsyncIterator[tuple[Planner, Scaler, 
             options.throughput_adjustment_interval_seconds,
             options.scaling_max_wait_seconds,
         )
-        scaler = SCALERS[options.scaler](options)
+        scaler = _scaler(options)
         clocks = Clocks(time.monotonic, time.time)  # noqa: TID251 - here it is injected
         yield Planner(options, live, proxies, scaler, clocks, learned(options)), scaler, proxies
+
+
+def _scaler(options: PlannerOptions) -> Scaler:
+    try:
+        return SCALERS[options.scaler](options)
+    except ValueError as error:
+        raise StartError(f"scaler {options.scaler}: {error}") from error
 
 
 def _secret(token: SecretStr | None) -> str | None:

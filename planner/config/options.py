@@ -211,7 +211,8 @@ class PlannerOptions(Model):
         bool, Option(CARRYING, "Decide, publish figures and log, and carry out nothing.")
     ] = True
     scaler: Annotated[
-        Literal["noop", "file", "exec", "virtual"], Option(CARRYING, "What carries decisions out.")
+        Literal["noop", "file", "exec", "virtual", "kubernetes"],
+        Option(CARRYING, "What carries decisions out."),
     ] = "noop"
     scaler_command: Annotated[
         tuple[str, ...],
@@ -225,6 +226,28 @@ class PlannerOptions(Model):
     decision_file: Annotated[
         Path | None, Option(CARRYING, "File of the scaler file, with the last decision as JSON.")
     ] = None
+    kubernetes_object: Annotated[
+        Word | None,
+        Option(
+            CARRYING,
+            "Object of the scaler kubernetes; none: the graph deployment that the environment "
+            "variable DYN_PARENT_DGD_K8S_NAME names.",
+            allowed="KIND/NAME or GROUP/VERSION/PLURAL/NAME, or none",
+        ),
+    ] = None
+    kubernetes_namespace: Annotated[
+        Word | None, Option(CARRYING, "Where it is; none: the planner's own, else default.")
+    ] = None
+    kubernetes_kubeconfig: Annotated[
+        Path | None, Option(CARRYING, "File with the cluster's address; none: that of the pod.")
+    ] = None
+    kubernetes_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)],
+        Option(
+            CARRYING,
+            "Port of the pods, by which the proxies are told of new ones; 0: they find them.",
+        ),
+    ] = 0
     scaling_max_wait_seconds: Annotated[
         Seconds, Option(CARRYING, "What has not come or gone by then counts as absent.", "s")
     ] = 1800.0

@@ -276,6 +276,9 @@ class Proxies:
     def join(self, name: str, url: str, tokens: int = 0, requests: int = 0) -> None:
         self.known[name] = Member(name, url, True, requests=requests, held_tokens=tokens)
 
+    def generation(self) -> str:
+        return "1"
+
     def members(self, component: str) -> list[Member]:
         return [self.known[name] for name in sorted(self.known)]
 

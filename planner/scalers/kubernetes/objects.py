@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from planner.core.builtin import COMPONENT
+from planner.core.types import COMPONENT
 from planner.scalers.base import Failure, ScalerError
 from planner.scalers.kubernetes.api import Api, understood
 from planner.scalers.kubernetes.options import Resource

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planner.config.components import Component
-from planner.core.builtin import COMPONENT
+from planner.core.types import COMPONENT
 from planner.scalers.base import Decision, Failure, ScalerError
 from planner.scalers.kubernetes.api import Api
 from planner.scalers.kubernetes.options import KubernetesOptions

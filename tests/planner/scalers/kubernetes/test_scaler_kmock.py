@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.core.builtin import COMPONENT
+from planner.core.types import COMPONENT
 from planner.scalers.base import Decision, Failure, ScalerError
 from planner.scalers.kubernetes.options import KubernetesOptions
 from planner.scalers.kubernetes.scaler import KubernetesScaler
