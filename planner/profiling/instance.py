@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -181,7 +181,7 @@ class Instance:
                 for number, one in enumerate(others, 1)
             ]
             try:
-                await self._begun(others)
+                await _begun(others)
                 before = await self.state()
                 measured = await self.answer(0, context, OUTPUT_TOKENS)
                 _all_run(others)
@@ -200,18 +200,6 @@ class Instance:
         assert self._writer is not None, "asked what it serves"
         request = _request(number, prompt_tokens, output_tokens)
         await self._client.run(Call(self._writer.body(request), self._target.headers), exchange)
-
-    async def _begun(self, exchanges: list[TimedExchange]) -> None:
-        """Wait for a first token of each; each has its own deadline."""
-        while late := [one for one in exchanges if one.first_byte_s is None]:
-            if any(one.outcome is ReplayOutcome.TIMEOUT for one in late):
-                limit = f"{self._target.timeout_s:g} s (--timeout)"
-                raise BenchmarkError(
-                    f"{len(late)} of {len(exchanges)} streams have no token after {limit}: "
-                    "is --max-num-seqs larger than the engine's?"
-                )
-            _all_run(late)
-            await asyncio.sleep(LOOK_S)
 
     async def _get(self, path: str) -> str:
         url, body = self._target.url + path, bytearray()
@@ -269,10 +257,20 @@ def _whole(exchange: TimedExchange, prompt_tokens: int) -> TimedExchange:
     return exchange
 
 
+async def _begun(exchanges: Sequence[TimedExchange]) -> None:
+    """Wait for a first token of each; each has its own deadline."""
+    while any(one.first_byte_s is None for one in exchanges):
+        _all_run(exchanges)
+        await asyncio.sleep(LOOK_S)
+
+
 def _all_run(exchanges: Iterable[TimedExchange]) -> None:
     """Refuse streams that have ended by themselves."""
     for one in exchanges:
         if one.outcome is ReplayOutcome.OK:
             raise BenchmarkError("a stream ended before the measured one did: it had no more room")
+        if one.outcome is ReplayOutcome.TIMEOUT:
+            hint = "(--timeout): is --max-num-seqs larger than the engine's?"
+            raise BenchmarkError(f"a stream beside others: {one.error} {hint}")
         if one.outcome is not ReplayOutcome.INTERRUPTED:
             raise BenchmarkError(f"a stream beside others: {one.error}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from scipy.optimize import nnls
@@ -61,7 +61,8 @@ class Line:
 
     One fit of `priors` (points of a profile) and of what was observed since. A prior counts as
     `prior_weight` observations at first, half of that after `least` of them, a third after twice as
-    many: what an instance takes now is known better than what one took before.
+    many: what an instance takes now is known better than what one took before. Among priors the
+    relative error counts: prompts that take long, measured once, would drown the decode steps.
     """
 
     def __init__(
@@ -98,12 +99,18 @@ class Line:
             raise ValueError("the model has too few observations")
         return fitted[0] + sum(a * b for a, b in zip(fitted[1:], inputs, strict=True))
 
+    def _weighed_priors(self, seen: int) -> Iterator[tuple[tuple[Inputs, float], float]]:
+        """Each prior with its weight, once so much is seen; together as much as they are many."""
+        relative = [seconds**-2 for _, seconds in self._priors]
+        of_all = self._weight * len(relative) * self._least / (self._least + seen)
+        for prior, part in zip(self._priors, relative, strict=True):
+            yield prior, of_all * part / sum(relative)
+
     def _fit(self) -> tuple[float, ...] | None:
         own = self.observations
         if not self._priors and (len(own) < self._least or not own.is_spread):
             return None
-        of_prior = self._weight * self._least / (self._least + len(own))
-        weighed = [(inputs, seconds, of_prior) for inputs, seconds in self._priors]
+        weighed = [(*prior, weight) for prior, weight in self._weighed_priors(len(own))]
         weighed += [(inputs, seconds, 1.0) for inputs, seconds in own.rows()]
         weights = np.sqrt([weight for _, _, weight in weighed])
         matrix = np.array([[1.0, *inputs] for inputs, _, _ in weighed]) * weights[:, None]
