@@ -4,15 +4,32 @@ import gc
 import os
 import signal
 from collections.abc import Generator
+from functools import partial
 
 import pytest
+import pytest_timeout
 from hypothesis import HealthCheck, settings
+
+from tests.support.watchdog import Watchdog
 
 _FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=_FINE)
 settings.register_profile("quick", settings.get_profile("ci"), max_examples=40)
 settings.register_profile("long", max_examples=10_000, deadline=None, suppress_health_check=_FINE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+_watchdog = Watchdog()
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool:
+    """One thread for all tests: pytest-timeout would start and join one for each."""
+    end = partial(pytest_timeout.timeout_timer, item, settings)
+    _watchdog.set(float(settings.timeout or 0), end)
+    return True
+
+
+def pytest_timeout_cancel_timer() -> bool:
+    _watchdog.set(None)
+    return True
 
 
 def pytest_configure() -> None:

@@ -243,6 +243,7 @@ def _loaded(code: str) -> set[str]:
     return set(run.stdout.split())
 
 
+@cache
 def compiled() -> set[str]:
     """The modules that setup.py compiles."""
     setup = ast.parse((ROOT / "setup.py").read_text("utf-8"))

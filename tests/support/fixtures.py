@@ -20,7 +20,6 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], AbstractEventLoop]
 
 @cache
 def _watch() -> BlockBuster:
-    """Made once: with thousands of tests the making takes longer than many of them."""
     made = BlockBuster("proxy")
     for function in made.functions.values():
         # Opening the log and reading the version happen once, before the first request.
@@ -29,8 +28,9 @@ def _watch() -> BlockBuster:
     return made
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def blockbuster() -> Iterator[BlockBuster]:
+    """For a module at a time: to begin and end it takes longer than many a test."""
     watch = _watch()
     watch.activate()
     try:
@@ -39,10 +39,12 @@ def blockbuster() -> Iterator[BlockBuster]:
         watch.deactivate()
 
 
-@pytest.fixture(autouse=True)
-def a_hiccup_of_the_machine_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def a_hiccup_of_the_machine_is_no_timeout() -> Iterator[None]:
     """Limits are some tenths of a second here, so what a busy machine takes of them is given back.
 
     Else only what is longer than a second counts as time in which nothing here could run.
     """
-    monkeypatch.setattr(timeouts, "LOST_S", timeouts.TICK_S / 5)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(timeouts, "LOST_S", timeouts.TICK_S / 5)
+        yield

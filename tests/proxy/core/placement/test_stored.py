@@ -16,11 +16,12 @@ from proxy.core.placement.policies import POLICIES
 from proxy.core.placement.stored import KEPT, Made, as_json, from_json
 from replayer.virtual.arrivals import plan
 from replayer.virtual.load import load_source
+from tests.support.examples import examples
 from tests.support.league import RULES
 from tests.support.scenes import candidate, scene_of
 from tests.support.traces import SAMPLE
 
-LEAST = 1000
+LEAST = examples(1000)
 """Decisions of each run."""
 
 
