@@ -69,6 +69,7 @@ class Traffic:
 
     `requests`: offered, not completed. `isl_tokens`, `osl_tokens`: means of those that ended; None
     where none did. `hit_ratio`: of prompts, 0..1. `accept_length`: tokens per step and stream.
+    `ended`: how many ended.
     """
 
     window_s: float
@@ -77,6 +78,7 @@ class Traffic:
     osl_tokens: float | None = None
     hit_ratio: float | None = None
     accept_length: float | None = None
+    ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One tick, as every plugin sees it. `now_s` is monotonic; what is not known is None."""
+    """One tick, as every plugin sees it. `now_s` is monotonic; what is not known is None.
+
+    `traffic`: of the last throughput interval. `recent`: since the tick before.
+    """
 
     tick: int
     now_s: float
@@ -132,3 +137,4 @@ class Context:
     engines: Mapping[str, tuple[Engine, ...]] = field(default_factory=dict)
     prediction: Prediction = Prediction()
     baseline: Mapping[str, int] = field(default_factory=dict)
+    recent: Traffic | None = None

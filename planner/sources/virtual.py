@@ -47,6 +47,7 @@ class VirtualPlanner:
         self._loads: dict[str, Load] = {}
         """Each instance's load at the tick before."""
         self._told: deque[tuple[float, Told]] = deque()
+        self._before: tuple[float, Told] = (0.0, Told())
 
     def tick(self, look: Callable[[], Seen], now_s: float) -> Wish:
         """What the pipeline makes of a look; nothing where the fleet is as it is wanted."""
@@ -60,7 +61,8 @@ class VirtualPlanner:
     def _context(self, seen: Seen) -> Context:
         ready = len(seen.instances)
         pending = seen.ordered + seen.draining
-        traffic = self._traffic(seen)
+        traffic, (before_s, before) = self._traffic(seen), self._before
+        self._before = seen.now_s, seen.told
         return Context(
             self._ticks,
             seen.now_s,
@@ -69,6 +71,7 @@ class VirtualPlanner:
             traffic,
             {COMPONENT: self._engines(seen, traffic)},
             baseline={COMPONENT: self._target},
+            recent=traffic_between(before, seen.told, seen.now_s - before_s),
         )
 
     def _traffic(self, seen: Seen) -> Traffic | None:
@@ -128,4 +131,5 @@ def traffic_between(before: Told, now: Told, window_s: float) -> Traffic:
         prompts / ended if ended else None,
         (now.output_tokens - before.output_tokens) / ended if ended else None,
         (now.cached_tokens - before.cached_tokens) / prompts if prompts else None,
+        ended=ended,
     )
