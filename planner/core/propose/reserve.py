@@ -99,6 +99,10 @@ class ReservePropose:
                 targets.append(Target(component, Kind.SET, replicas))
         return Proposal(self.name, tuple(targets), self.priority) if targets else None
 
+    def delay_s(self, component: str) -> float:
+        """How long a start takes, as far as is known."""
+        return self._memories[component].start_ups.delay_s
+
     def _wanted(self, component: str, context: Context) -> int | None:
         """The target of a component; None where it cannot be said, or must wait."""
         replicas = context.replicas[component]
