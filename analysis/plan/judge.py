@@ -11,7 +11,7 @@ from analysis.plan.clairvoyant import Orders, Search, World
 from analysis.plan.measured import STATIC, Drain, Fleet, Name, Played, Record, measured
 from analysis.plan.traffic import planned
 from planner.core.perf.capacity import Slo
-from planner.core.rules import Rules
+from planner.core.rules import Rules, Strategy
 from planner.core.types import Capabilities
 from planner.sources.virtual import VirtualPlanner, VirtualSite
 from proxy.core.known.fleet_state import FleetState
@@ -29,8 +29,12 @@ PLANNERS: dict[str, Mapping[str, Any]] = {
     "founding": {},
     "founding-load": {"throughput_scaling": False},
     "founding-throughput": {"load_scaling": False},
+    "reserve": {"strategy": Strategy.RESERVE},
 }
-"""The planner's pipeline as it was founded, with both loops or one: fields of `Rules`."""
+"""The planner's pipeline as it was founded, with both loops or one, and with a reserve.
+
+Values are fields of `Rules`.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class PlanOptions:
     policies: tuple[str, ...] = flag(
         names,
         "static, static-N, static-N..M, clairvoyant, and planners: founding, founding-load, "
-        "founding-throughput; comma separated",
+        "founding-throughput, reserve; comma separated",
         (STATIC, CLAIRVOYANT, "founding"),
     )
     startups_s: tuple[float, ...] = flag(

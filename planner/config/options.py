@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from planner.core.perf.capacity import Slo
 from planner.core.propose.static import DECODE, Aim, Thresholds
-from planner.core.rules import DownRule, Rules
+from planner.core.rules import DownRule, Rules, Strategy
 from proxy.config.model import After, Before, Model, OptionError
 from proxy.config.secrets import SecretStr, is_loopback, long_enough, secret_text, sendable
 from proxy.config.sources import Option
@@ -153,6 +153,14 @@ class PlannerOptions(Model):
         Count, Option(TARGETS, "Most instances by which throughput scaling changes at once.")
     ] = 8
 
+    strategy: Annotated[
+        Literal["reserve", "founding"],
+        Option(
+            LOOPS,
+            "reserve: replicas for the offered work, and for how wrong its forecasts have been. "
+            "founding: the two loops of Dynamo's planner, which the rest of this topic is about.",
+        ),
+    ] = "reserve"
     enable_throughput_scaling: Annotated[bool, Option(LOOPS, "Follow the predicted load.")] = True
     enable_load_scaling: Annotated[bool, Option(LOOPS, "Follow what instances have now.")] = True
     throughput_adjustment_interval_seconds: Annotated[
@@ -355,18 +363,19 @@ class PlannerOptions(Model):
         """What the builtin plugins go by."""
         return Rules(
             Slo(self.ttft_ms / 1000, self.itl_ms / 1000),
-            self.aim,
-            self.thresholds or DECODE[Aim.THROUGHPUT],
-            self.enable_throughput_scaling and self.aim is Aim.SLA,
-            self.enable_load_scaling,
-            self.throughput_adjustment_interval_seconds,
-            self.load_adjustment_interval_seconds,
-            self.load_predictor,
-            self.load_predictor_log1p,
-            self.load_scaling_down_sensitivity / 100,
-            DownRule(self.scale_down_rule),
-            self.max_throughput_scaling_replicas,
-            self.min_endpoint,
-            self.load_min_observations,
-            1.0 + self.speculative_nextn,
+            Strategy(self.strategy) if self.aim is Aim.SLA else Strategy.FOUNDING,
+            aim=self.aim,
+            own=self.thresholds or DECODE[Aim.THROUGHPUT],
+            throughput_scaling=self.enable_throughput_scaling and self.aim is Aim.SLA,
+            load_scaling=self.enable_load_scaling,
+            throughput_interval_s=self.throughput_adjustment_interval_seconds,
+            load_interval_s=self.load_adjustment_interval_seconds,
+            predictor=self.load_predictor,
+            predictor_log=self.load_predictor_log1p,
+            sensitivity=self.load_scaling_down_sensitivity / 100,
+            down_rule=DownRule(self.scale_down_rule),
+            max_step=self.max_throughput_scaling_replicas,
+            min_endpoint=self.min_endpoint,
+            min_observations=self.load_min_observations,
+            most_accept_length=1.0 + self.speculative_nextn,
         )

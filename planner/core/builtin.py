@@ -1,4 +1,4 @@
-"""The founding planner: the builtin plugins in one pipeline over one state, for one component."""
+"""The builtin plugins in one pipeline over one state: as founded, or with a reserve."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from planner.core.budget import Limits
 from planner.core.perf.regression import Inputs
-from planner.core.pipeline import Outcome, Pipeline
+from planner.core.pipeline import Outcome, Pipeline, Plugin
 from planner.core.predict.plugin import LoadPredict
 from planner.core.propose.load import LoadPropose
+from planner.core.propose.reserve import ReservePropose
 from planner.core.propose.throughput import ThroughputPropose
-from planner.core.rules import Rules
+from planner.core.rules import Rules, Strategy
 from planner.core.state import PlannerScalingState
 from planner.core.types import COMPONENT, Context
 
@@ -24,15 +25,26 @@ class Builtin:
         self.rules, self.state = rules, PlannerScalingState(priors)
         self.load = LoadPropose(rules, self.state)
         self.throughput = ThroughputPropose(rules, self.state)
-        proposers = [self.load] * rules.load_scaling + [self.throughput] * rules.throughput_scaling
+        self.reserve = ReservePropose(rules, self.state)
         self.predict = LoadPredict(rules, self.state)
-        self._pipeline = Pipeline([self.predict, *proposers], limits)
+        self._pipeline = Pipeline([self.predict, *self._proposers()], limits)
+
+    def _proposers(self) -> list[Plugin]:
+        rules = self.rules
+        if rules.strategy is Strategy.RESERVE:
+            return [self.reserve]
+        founding: list[tuple[bool, Plugin]] = [
+            (rules.load_scaling, self.load),
+            (rules.throughput_scaling, self.throughput),
+        ]
+        return [plugin for is_on, plugin in founding if is_on]
 
     @property
     def interval_s(self) -> float:
         """Seconds between two ticks."""
         rules = self.rules
-        return rules.load_interval_s if rules.load_scaling else rules.throughput_interval_s
+        is_fast = rules.load_scaling or rules.strategy is Strategy.RESERVE
+        return rules.load_interval_s if is_fast else rules.throughput_interval_s
 
     def tick(self, context: Context) -> Outcome:
         """Learn what the instances have shown, and decide."""

@@ -90,6 +90,7 @@ def traffic_between(before: Totals, now: Totals, window_s: float) -> Traffic:
         mean("cached_tokens", "looked_up_tokens"),
         ttft_s=mean("ttft_s", "first_tokens"),
         itl_s=mean("itl_s", "paced"),
+        ended=now.answers - before.answers,
     )
 
 

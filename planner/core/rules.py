@@ -16,6 +16,37 @@ class DownRule(StrEnum):
     SENSITIVITY = "sensitivity"
 
 
+class Strategy(StrEnum):
+    """Which builtin plugins propose."""
+
+    FOUNDING = "founding"
+    RESERVE = "reserve"
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveRules:
+    """What the strategy of a reserve goes by; 0 takes its part away.
+
+    `quantile`: share of past errors of the forecast that the reserve covers, 0..1. `memory_s`: how
+    long an error is remembered. `first`: replicas of one error that is taken for granted before
+    any is known, as if it had lasted `first_s`. `hold_ratio`: how long a larger need of the past
+    holds, in delays of a start, and `hold_s` at least. `backlog_ratio`: a backlog asks for up to so
+    many times the replicas that the offered work takes. `waits`: nothing is ordered while
+    instances come or go, as founded.
+    """
+
+    quantile: float = 0.95
+    memory_s: float = 900.0
+    first: float = 3.0
+    first_s: float = 15.0
+    hold_ratio: float = 1.0
+    hold_s: float = 60.0
+    backlog_ratio: float = 2.0
+    by_size: bool = True
+    start_up_s: float = 120.0
+    waits: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What the builtin plugins go by. The defaults are those of Dynamo's planner.
@@ -26,6 +57,8 @@ class Rules:
     """
 
     slo: Slo = field(default_factory=lambda: Slo(0.5, 0.05))
+    strategy: Strategy = Strategy.FOUNDING
+    reserve: ReserveRules = field(default_factory=ReserveRules)
     aim: Aim = Aim.SLA
     own: Thresholds = field(default_factory=lambda: DECODE[Aim.THROUGHPUT])
     throughput_scaling: bool = True

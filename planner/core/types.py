@@ -72,7 +72,8 @@ class Traffic:
 
     `requests`: offered, not completed. `isl_tokens`, `osl_tokens`: means of those that ended; None
     where none did. `hit_ratio`: of prompts, 0..1. `accept_length`: tokens per step and stream.
-    `ttft_s`, `itl_s`: means of what clients saw; nothing is decided from them.
+    `ttft_s`, `itl_s`: means of what clients saw; nothing is decided from them. `ended`: how many
+    ended.
     """
 
     window_s: float
@@ -83,6 +84,7 @@ class Traffic:
     accept_length: float | None = None
     ttft_s: float | None = None
     itl_s: float | None = None
+    ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One tick, as every plugin sees it. `now_s` is monotonic; what is not known is None."""
+    """One tick, as every plugin sees it. `now_s` is monotonic; what is not known is None.
+
+    `traffic`: of the last throughput interval. `recent`: since the tick before.
+    """
 
     tick: int
     now_s: float
@@ -138,3 +143,4 @@ class Context:
     engines: Mapping[str, tuple[Engine, ...]] = field(default_factory=dict)
     prediction: Prediction = Prediction()
     baseline: Mapping[str, int] = field(default_factory=dict)
+    recent: Traffic | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.config.components import Component
-from planner.core.observe import EngineWindows, TrafficWindow, Work
+from planner.core.observe import EngineWindows, Totals, TrafficWindow, Work, traffic_between
 from planner.core.types import Capabilities, Context, Engine, Replicas, Traffic
 from planner.sources.engines import Engines
 from planner.sources.proxy import Proxies, Row, Told, account
@@ -36,6 +36,7 @@ class Live:
         self._proxies, self._engines = proxies, engines
         self._of, self._max_wait_s = of, max_wait_s
         self._window = TrafficWindow(window_s)
+        self._before: tuple[float, Totals] | None = None
         self._windows = {one.name: EngineWindows() for one in of}
         self._known = {one.name: _Known() for one in of}
         self.absent: dict[str, int] = {}
@@ -56,7 +57,7 @@ class Live:
             name: rows[0].url for found in own.values() for name, rows in found.items() if _up(rows)
         }
         work = await self._engines.look(urls)
-        traffic = self._window.add(now_s, told.totals)
+        traffic, recent = self._window.add(now_s, told.totals), self._recent(now_s, told.totals)
         replicas, engines, capabilities = {}, {}, {}
         for one, of in self._of.items():
             name = one.name
@@ -64,7 +65,16 @@ class Live:
             engines[name] = self._seen(name, own[name], work, told, traffic)
             capabilities[name] = _measured(of, own[name])
         baseline = {name: found.expected for name, found in replicas.items()}
-        return Context(tick, now_s, replicas, capabilities, traffic, engines, baseline=baseline)
+        return Context(
+            tick, now_s, replicas, capabilities, traffic, engines, baseline=baseline, recent=recent
+        )
+
+    def _recent(self, now_s: float, totals: Totals) -> Traffic | None:
+        """The traffic since the last reading."""
+        before, self._before = self._before, (now_s, totals)
+        if before is None or now_s <= before[0]:
+            return None
+        return traffic_between(before[1], totals, now_s - before[0])
 
     def _replicas(
         self, name: str, own: Mapping[str, Sequence[Row]], now_s: float, expected: int | None

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from planner.core.builtin import Builtin, limits_of
 from planner.core.perf.capacity import Slo
-from planner.core.rules import DownRule, Rules
+from planner.core.rules import DownRule, ReserveRules, Rules, Strategy
 from planner.core.types import COMPONENT, Capabilities, Context, Engine, Replicas, Traffic
 
 
@@ -76,6 +76,7 @@ class Policy:
             self._window(snapshot, now_s),
             {COMPONENT: engines},
             baseline={COMPONENT: self._target},
+            recent=_together([told]) if (told := snapshot.get("traffic")) else None,
         )
 
     def _window(self, snapshot: Mapping[str, Any], now_s: float) -> Traffic | None:
@@ -85,17 +86,22 @@ class Policy:
             self._traffic.append((now_s, told))
         since_s = now_s - self._rules.throughput_interval_s
         self._traffic = [(at_s, told) for at_s, told in self._traffic if at_s > since_s]
-        parts = [told for _, told in self._traffic]
-        if not parts:
-            return None
-        return Traffic(
-            sum(told["duration_s"] for told in parts),
-            sum(told["num_req"] for told in parts),
-            _mean(parts, "avg_isl", "shape_count"),
-            _mean(parts, "avg_osl", "shape_count"),
-            _mean(parts, "avg_kv_hit_rate", "hit_rate_count"),
-            _mean(parts, "avg_accept_length", "accept_length_forward_count"),
-        )
+        return _together([told for _, told in self._traffic])
+
+
+def _together(parts: list[Mapping[str, Any]]) -> Traffic | None:
+    """The traffic of some calls together."""
+    if not parts:
+        return None
+    return Traffic(
+        sum(told["duration_s"] for told in parts),
+        sum(told["num_req"] for told in parts),
+        _mean(parts, "avg_isl", "shape_count"),
+        _mean(parts, "avg_osl", "shape_count"),
+        _mean(parts, "avg_kv_hit_rate", "hit_rate_count"),
+        _mean(parts, "avg_accept_length", "accept_length_forward_count"),
+        ended=sum(told.get("shape_count") or 0 for told in parts),
+    )
 
 
 def _mean(parts: list[Mapping[str, Any]], value: str, count: str) -> float | None:
@@ -120,10 +126,19 @@ def _engine(told: Mapping[str, Any]) -> Engine:
 
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of `Rules`; ValueError for any other."""
-    names = {field.name for field in fields(Rules)}
-    if unknown := settings.keys() - names:
-        raise ValueError(f"settings: {', '.join(sorted(unknown))}: not known")
-    found = dict(settings)
+    found = _of(Rules, settings)
     if "down_rule" in found:
         found["down_rule"] = DownRule(found["down_rule"])
+    if "strategy" in found:
+        found["strategy"] = Strategy(found["strategy"])
+    if "reserve" in found:
+        found["reserve"] = ReserveRules(**_of(ReserveRules, found["reserve"]))
     return found
+
+
+def _of(kind: type[Rules | ReserveRules], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings whose names are fields of a class; ValueError for any other."""
+    names = {field.name for field in fields(kind)}
+    if unknown := settings.keys() - names:
+        raise ValueError(f"settings: {', '.join(sorted(unknown))}: not known")
+    return dict(settings)

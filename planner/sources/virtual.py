@@ -12,7 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner.core.builtin import Builtin, limits_of
-from planner.core.observe import Account, EngineWindows, Totals, TrafficWindow, Work
+from planner.core.observe import (
+    Account,
+    EngineWindows,
+    Totals,
+    TrafficWindow,
+    Work,
+    traffic_between,
+)
 from planner.core.pipeline import Outcome
 from planner.core.rules import Rules
 from planner.core.types import COMPONENT, Capabilities, Context, Engine, Replicas, Traffic
@@ -42,6 +49,7 @@ class VirtualPlanner:
         self._windows = EngineWindows()
         self._window = TrafficWindow(rules.throughput_interval_s)
         self._window.add(0.0, Totals())
+        self._before: tuple[float, Totals] = (0.0, Totals())
 
     def tick(self, look: Callable[[], Seen], now_s: float) -> Wish:
         """What the pipeline makes of a look; nothing where the fleet is as it is wanted."""
@@ -55,7 +63,9 @@ class VirtualPlanner:
     def _context(self, seen: Seen) -> Context:
         ready = len(seen.instances)
         pending = seen.ordered + seen.draining
-        traffic = self._window.add(seen.now_s, totals_of(seen.told))
+        (before_s, before), now = self._before, totals_of(seen.told)
+        traffic = self._window.add(seen.now_s, now)
+        self._before = seen.now_s, now
         return Context(
             self._ticks,
             seen.now_s,
@@ -64,6 +74,7 @@ class VirtualPlanner:
             traffic,
             {COMPONENT: self._engines(seen, traffic)},
             baseline={COMPONENT: self._target},
+            recent=traffic_between(before, now, seen.now_s - before_s),
         )
 
     def _engines(self, seen: Seen, traffic: Traffic | None) -> tuple[Engine, ...]:

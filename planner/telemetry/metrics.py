@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -25,6 +26,9 @@ SEEN = {
     "osl_tokens": "osl_tokens",
     "hit_ratio": "hit_ratio",
 }
+
+PARTS = ("level", "reserve", "backlog")
+"""Of a need."""
 
 
 class Metrics:
@@ -54,6 +58,9 @@ class Metrics:
             "throughput_decision",
             "1 for what throughput scaling decided last",
             *("component", "decision"),
+        )
+        self._need = self._gauge(
+            "need_replicas", "What the strategy reserve adds up, in replicas", "component", "part"
         )
         self._seen = self._gauge("observed", "Figures of the last window of traffic", "figure")
         self._predicted = self._gauge("predicted", "The same for the next window", "figure")
@@ -139,13 +146,11 @@ class Metrics:
             self._floor.labels(component).set(count)
         for component, one in decided["capacities"].items():
             self._capacity.labels(component).set(one["rate"])
-        for gauge, kind, said in (
-            (self._load, LoadDecision, decided["load"]),
-            (self._throughput, ThroughputDecision, decided["throughput"]),
-        ):
-            for component, last in said.items():
-                for decision in kind:
-                    gauge.labels(component, decision).set(decision == last)
+        for component, need in decided["needs"].items():
+            for part in PARTS:
+                self._need.labels(component, part).set(need[part])
+        _one_of(self._load, LoadDecision, decided["load"])
+        _one_of(self._throughput, ThroughputDecision, decided["throughput"])
         for figure, name in PREDICTED.items():
             value = decided["prediction"].get(name)
             if value is not None:
@@ -154,3 +159,10 @@ class Metrics:
     def text(self) -> bytes:
         """The exposition."""
         return generate_latest(self.registry)
+
+
+def _one_of(gauge: Gauge, kind: type[StrEnum], said: Mapping[str, str]) -> None:
+    """1 for what was decided of each component, 0 for the rest of a closed set."""
+    for component, last in said.items():
+        for decision in kind:
+            gauge.labels(component, decision).set(decision == last)

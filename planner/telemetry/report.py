@@ -10,10 +10,12 @@ from typing import Any
 import orjson
 
 from planner.core.perf.capacity import Slo
+from planner.telemetry.metrics import PARTS
 from planner.telemetry.recorder import Recorder
 
 POINTS = 2000
 """Most points of a series; more are thinned evenly."""
+LOOPS = ("load", "throughput", "reserve")
 Document = Mapping[str, Any]
 Trace = dict[str, Any]
 
@@ -42,10 +44,10 @@ def panels_of(ticks: Sequence[Document], slo: Slo) -> list[dict[str, Any]]:
         ("Estimated time per token", "s", [*draw.engines("itl_s"), itl_s]),
         ("Waiting prompts", "tokens", draw.engines("queued_prefill_tokens")),
         ("KV of running streams", "tokens", draw.engines("decode_kv_tokens")),
-        ("Capacity of one replica", "requests/s", draw.decided("capacities", "rate")),
+        ("Needed replicas", "", draw.needs()),
         ("Prompt", "tokens", draw.both("isl_tokens", "next_isl")),
         ("Answer", "tokens", draw.both("osl_tokens", "next_osl")),
-        ("Decisions", "", [*draw.decided("load"), *draw.decided("throughput")]),
+        ("Decisions", "", [trace for loop in LOOPS for trace in draw.decided(loop)]),
     ]
     return [{"title": title, "unit": unit, "traces": traces} for title, unit, traces in panels]
 
@@ -87,10 +89,17 @@ class _Ticks:
             ]
         return found
 
-    def decided(self, part: str, *figure: str) -> list[Trace]:
+    def needs(self) -> list[Trace]:
+        """What the strategy reserve adds up."""
+        return [
+            self._path(f"{name}: {part}", "decided", "needs", name, part)
+            for name in self._components
+            for part in PARTS
+        ]
+
+    def decided(self, loop: str) -> list[Trace]:
         """What was decided of each component."""
-        label = "" if figure else f"{part}: "
-        return [self._path(f"{label}{n}", "decided", part, n, *figure) for n in self._components]
+        return [self._path(f"{loop}: {name}", "decided", loop, name) for name in self._components]
 
     def engines(self, figure: str) -> list[Trace]:
         """A figure of every instance."""

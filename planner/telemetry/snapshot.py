@@ -10,6 +10,7 @@ from typing import Any
 from planner.core.builtin import Builtin
 from planner.core.pipeline import Outcome
 from planner.core.propose.load import Judge, LoadDecision
+from planner.core.propose.reserve import ReserveDecision
 from planner.core.propose.throughput import ThroughputDecision
 from planner.core.types import Context
 
@@ -70,6 +71,8 @@ def decided_of(outcome: Outcome, builtin: Builtin) -> dict[str, Any]:
         "prediction": asdict(outcome.prediction),
         "load": {name: str(one) for name, one in builtin.load.decisions.items()},
         "throughput": {name: str(one) for name, one in builtin.throughput.decisions.items()},
+        "reserve": {name: str(one) for name, one in builtin.reserve.decisions.items()},
+        "needs": {name: asdict(one) for name, one in builtin.reserve.needs.items()},
         "floors": {name: one.replicas for name, one in builtin.state.floors.items()},
         "capacities": {name: asdict(one) for name, one in builtin.throughput.capacities.items()},
         "stages": {str(stage): dict(one.targets) for stage, one in outcome.stages.items()},
@@ -81,12 +84,20 @@ def decided_of(outcome: Outcome, builtin: Builtin) -> dict[str, Any]:
 
 def reason_of(decided: Mapping[str, Any]) -> str:
     """Why a target changed, in a few words."""
-    quiet = {LoadDecision.NO_CHANGE, LoadDecision.DISABLED, ThroughputDecision.DISABLED}
+    quiet = {
+        *(LoadDecision.NO_CHANGE, LoadDecision.DISABLED),
+        *(ThroughputDecision.DISABLED, ReserveDecision.SCALE),
+    }
     parts = [
         f"{loop} of {name}: {said}"
-        for loop in ("throughput", "load")
+        for loop in ("throughput", "load", "reserve")
         for name, said in decided[loop].items()
         if said not in quiet
+    ]
+    parts += [
+        f"{name} needs {one['level']:.1f} now, {one['reserve']:.1f} in reserve,"
+        f" {one['backlog']:.1f} for what waits"
+        for name, one in decided["needs"].items()
     ]
     if decided["floors"]:
         floors = ", ".join(f"{name} {count}" for name, count in decided["floors"].items())

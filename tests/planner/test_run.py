@@ -112,6 +112,7 @@ class Stage:
             "enable_throughput_scaling": False,
             "load_min_observations": 2,
             "advisory": False,
+            "strategy": "founding",
         }
         self.options = PlannerOptions(**(usual | options))
         self.clock, self.looks = Clock(), Looks()

@@ -28,7 +28,7 @@ def test_traffic_is_the_growth_over_the_window_once_it_is_whole() -> None:
         seen.append(window.add(5.0 * n, totals))
         totals = totals + grown
     assert seen[:4] == [None] * 4
-    assert seen[4] == seen[5] == Traffic(20.0, 40, 1000.0, 100.0, 0.25)
+    assert seen[4] == seen[5] == Traffic(20.0, 40, 1000.0, 100.0, 0.25, ended=16)
 
 
 def test_a_late_reading_makes_the_window_longer_and_loses_nothing() -> None:

@@ -86,3 +86,13 @@ def test_traffic_of_the_interval_is_summed_and_what_is_older_forgotten() -> None
     ]
     assert 4 in asked, "6,000 prompts of 3,000 tokens a minute are more than two can take"
     assert policy.builtin.throughput.decisions == {"combined": "scale"}
+
+
+def test_a_reserve_is_chosen_by_settings_and_goes_by_what_arrives() -> None:
+    policy = Policy(Site(), strategy="reserve", reserve={"first": 0.0, "hold_ratio": 0.0})
+    assert policy.initial_tick_ms() == 5000.0
+    traffic = TRAFFIC | COUNTS | {"duration_s": 5.0, "num_req": 100, "shape_count": 100}
+    asked = [policy.on_tick(snapshot(2, 1000 + 100 * i, 0, traffic)) for i in range(12)]
+    assert asked[-1]["target_decode"] == 4, "20 prompts of 3,000 tokens a second"
+    with pytest.raises(ValueError, match="settings: spare: not known"):
+        Policy(Site(), reserve={"spare": 1})

@@ -10,7 +10,8 @@ import pytest
 from planner.core.observe import traffic_between
 from planner.core.perf.capacity import Slo
 from planner.core.propose.load import LoadDecision
-from planner.core.rules import Rules
+from planner.core.propose.reserve import ReserveDecision
+from planner.core.rules import Rules, Strategy
 from planner.core.types import COMPONENT, Capabilities, Context, Traffic
 from planner.sources.virtual import VirtualPlanner, VirtualSite, totals_of
 from proxy.core.known.fleet_state import FleetState
@@ -77,7 +78,8 @@ def test_traffic_is_told_once_the_window_is_whole_and_the_queue_is_shared() -> N
     tolds = [Told(10 * n, 8 * n, 8000 * n, 800 * n, 2000 * n) for n in range(6)]
     contexts = [planner.read(Seen(5.0 * n, 0, 0, 6, tolds[n], (FIRST,) * 2)) for n in range(1, 6)]
     assert [one.traffic for one in contexts[:3]] == [None] * 3
-    assert contexts[4].traffic == Traffic(20.0, 40, 1000.0, 100.0, 0.25)
+    assert contexts[4].traffic == Traffic(20.0, 40, 1000.0, 100.0, 0.25, ended=32)
+    assert contexts[4].recent == Traffic(5.0, 10, 1000.0, 100.0, 0.25, ended=8)
     assert contexts[4].engines[COMPONENT][0].queued_prefill_tokens == 6 * 1000.0 / 2
 
 
@@ -124,6 +126,15 @@ def test_the_fleet_grows_with_the_load_and_shrinks_behind_it() -> None:
     model = planner.builtin.state.model(COMPONENT)
     assert model is not None
     assert 0.005 < model(0.0, 0.0) < 0.02, "a step of the preset takes 8 ms"
+
+
+def test_a_reserve_follows_the_load_too_and_measures_how_long_a_start_takes() -> None:
+    planner = VirtualPlanner(SITE, replace(RULES, strategy=Strategy.RESERVE))
+    found = play(planner, RISE)
+    assert 2 <= max(count for _, count in found.ready) <= 6
+    assert not any(life.broken for life in found.lives)
+    assert planner.builtin.reserve.decisions == {COMPONENT: ReserveDecision.SCALE}
+    assert planner.builtin.reserve.delay_s(COMPONENT) == 10.0, "5 s, seen at the next tick"
 
 
 def test_equal_runs_are_equal() -> None:

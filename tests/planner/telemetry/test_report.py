@@ -54,7 +54,17 @@ def test_a_reason_names_loops_floors_and_limits() -> None:
         "throughput": {"combined": "set_lower_bound"},
         "floors": {"combined": 3},
         "limits": "gpu_budget_reconcile",
+        "reserve": {},
+        "needs": {},
     }
     assert reason_of(decided) == (
         "throughput of combined: set_lower_bound; lower bound: combined 3; gpu_budget_reconcile"
+    )
+
+
+def test_a_need_is_told_by_its_parts() -> None:
+    decided = {"load": {}, "throughput": {}, "floors": {}, "limits": ""}
+    needs = {"combined": {"level": 2.04, "reserve": 1.0, "backlog": 0.5}}
+    assert reason_of({**decided, "reserve": {"combined": "scale"}, "needs": needs}) == (
+        "combined needs 2.0 now, 1.0 in reserve, 0.5 for what waits"
     )
