@@ -92,14 +92,8 @@ def test_of_priors_the_relative_error_counts() -> None:
     By seconds alone KV would cost nothing, and an empty step 18 % too much.
     """
     priors = [((0.0, 1000.0 * i), 0.01 + 1e-7 * 1000 * i) for i in range(20)]
-<<<<<<< HEAD
-    priors += [
-        ((500.0 * i, 0.0), (0.01 + 5e-5 * 500 * i) * (1.3 if i % 2 else 1.0)) for i in range(1, 17)
-    ]
-=======
     slow = [1.3 if i % 2 else 1.0 for i in range(17)]
     priors += [((500.0 * i, 0.0), (0.01 + 5e-5 * 500 * i) * slow[i]) for i in range(1, 17)]
->>>>>>> profile
     found = Line(2, priors).coefficients
     assert found is not None
     assert (found[0], found[2]) == pytest.approx((0.01, 1e-7), rel=0.05)
