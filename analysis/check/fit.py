@@ -18,8 +18,6 @@ from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares, linprog
-from scipy.sparse import eye_array, hstack
 
 from analysis.check.logs import CheckSample, Overhead
 from analysis.runs import RunError
@@ -142,6 +140,9 @@ def line(overheads: Sequence[Overhead]) -> tuple[float, float]:
 
     As a linear program: every overhead is the line plus a positive less a negative deviation.
     """
+    from scipy.optimize import linprog  # here, as it takes a second to import
+    from scipy.sparse import eye_array, hstack
+
     # In ms and thousands of tokens, since the solver's tolerances are absolute (1e-7).
     y_ms = np.array([one.seconds for one in overheads]) * 1e3
     x = np.array([one.prompt_tokens for one in overheads]) / 1e3
@@ -187,6 +188,8 @@ class _Fitting:
 
     def _descend(self, x: Vector, width: float, loss: str) -> tuple[Vector, NDArray[np.bool_]]:
         """Minimise from `x` on; also returns which constants have an effect at the end."""
+        from scipy.optimize import least_squares  # here, as it takes a second to import
+
         scale = self._scales(self._residuals(x))
 
         def slopes(x: Vector) -> Vector:

@@ -19,6 +19,8 @@ from tests.scenarios.test_streams import BREAKS
 from tests.support.examined import facts_of
 from tests.support.harness import chat, proxied, until
 
+pytestmark = pytest.mark.official
+
 
 @pytest.fixture
 def openai() -> Any:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from scipy.optimize import nnls
 
 SAMPLES, BUCKETS, LEAST = 64, 16, 5
 Inputs = tuple[float, ...]
@@ -110,6 +109,8 @@ class Line:
         own = self.observations
         if not self._priors and (len(own) < self._least or not own.is_spread):
             return None
+        from scipy.optimize import nnls  # a second to import, for those who fit nothing
+
         weighed = [(*prior, weight) for prior, weight in self._weighed_priors(len(own))]
         weighed += [(inputs, seconds, 1.0) for inputs, seconds in own.rows()]
         weights = np.sqrt([weight for _, _, weight in weighed])

@@ -14,6 +14,7 @@ from replayer.simulator.host import SimEngine, SimFleet
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
 ASK = "what is in this folder? " * 40
 COMMAND = "echo step 0; ls; cat README.md"
+pytestmark = pytest.mark.official
 
 
 @pytest.fixture
