@@ -20,6 +20,7 @@ POLL_S = 30.0
 """A poll for the next decision is answered by then."""
 MOST_BODY = 1 << 16
 MOST_REPLICAS = 10**5
+NOT_KEPT = "the state file cannot be written; see the planner's log"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -91,10 +92,11 @@ class _Control:
         if body.get("ok", True) is not True:
             raise _BadInputError(422, "ok: true; a decision that failed is not complete")
         try:
-            if virtual.acknowledge(decision_id):
-                self._planner.save()
+            virtual.acknowledge(decision_id)
         except UnknownDecisionError as error:
             raise _BadInputError(409, str(error)) from error
+        if not self._planner.save():
+            raise _BadInputError(503, NOT_KEPT)
         return _json({"decision_id": decision_id})
 
     async def floors(self, request: web.Request) -> web.Response:
@@ -113,8 +115,11 @@ class _Control:
             most = min(MOST_REPLICAS, self._planner.most_replicas(name))
             if not is_whole or not 1 <= count <= most:
                 raise _BadInputError(422, f"{name}: a whole number, 1 to {most}")
+        before = dict(floors)
         floors.update(body)
-        self._planner.save()
+        if not self._planner.save():
+            floors.update(before)
+            raise _BadInputError(503, NOT_KEPT)
         return _json(floors)
 
     def _of_virtual(self) -> VirtualScaler:

@@ -235,12 +235,14 @@ class Planner:
         if self._noted != self._scaler.notes():
             self._keep(self.decision)
 
-    def save(self) -> None:
-        """Keep what a successor needs; a failure is said, and changes nothing."""
+    def save(self) -> bool:
+        """Keep what a successor needs; whether it could be kept. A failure is said."""
         try:
             self._keep(self.decision)
         except StateError as error:
             _log.warning("%s", error)
+            return False
+        return True
 
     def _keep(self, decision: Decision | None) -> None:
         """Keep it with all that was learned. Raises StateError."""

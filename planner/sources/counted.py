@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from planner.core.observe import Counters, Totals, total
-from planner.sources.reading import SourceError
+from planner.sources.reading import MOST_VALUE, SourceError
 
 ISSUED, QUEUED = "cache_proxy_issued_total", "cache_proxy_queued_requests"
 PROMPTS, ANSWERS = "cache_proxy_isl_tokens", "cache_proxy_osl_tokens"
@@ -30,7 +30,11 @@ class Counted:
 
     def take(self, source: str, samples: Iterable[Sample]) -> float:
         """Take a proxy's reading; gives the requests that wait in it. Raises SourceError."""
-        told = {_key(name, labels): value for name, labels, value in samples}
+        told: dict[str, float] = {}
+        for name, labels, value in samples:
+            if abs(value) < MOST_VALUE:
+                key = _key(name, labels)
+                told[key] = told.get(key, 0.0) + value
         if ISSUED not in told:
             raise SourceError(f"there is no {ISSUED}; is it a cache-proxy?")
         queued = told.pop(QUEUED, 0.0)
@@ -40,6 +44,10 @@ class Counted:
             grown[name] = grown.get(name, 0.0) + value
         self._grown = total([self._grown, grown])
         return queued
+
+    def forget(self, source: str) -> None:
+        """A proxy has gone; what it has counted stays."""
+        self._counters.forget(source)
 
     def totals(self, queued: float) -> Totals:
         """All of it, with `queued` requests that wait now."""
@@ -60,5 +68,8 @@ class Counted:
 
 
 def _key(name: str, labels: Mapping[str, str]) -> str:
-    """A counter per instance where an engine's own is passed on: each falls at a restart."""
+    """A counter per instance where an engine's own is passed on: each falls at a restart.
+
+    Other labels, as that of the route, are parts of one counter.
+    """
     return f"{name} {labels['upstream']}" if "upstream" in labels else name

@@ -50,6 +50,8 @@ class Prometheus:
             by_proxy = _by_proxy(series)
             if not by_proxy:
                 raise SourceError("it has no series of a cache-proxy")
+            for gone in self._queued.keys() - by_proxy.keys():
+                self._counted.forget(gone)
             self._queued = {
                 proxy: self._counted.take(proxy, samples) for proxy, samples in by_proxy.items()
             }

@@ -145,6 +145,17 @@ async def test_a_floor_is_kept_and_followed(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "state.json").read_text())["kept"]["floors"] == {COMPONENT: 5}
 
 
+async def test_a_floor_that_cannot_be_kept_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path)
+    async with listening(stage) as client:
+        monkeypatch.setattr(stage.planner, "save", lambda: False)
+        status, told = await answer(client, "PATCH", FLOORS, {COMPONENT: 5})
+        assert (status, "state file" in told["error"]) == (503, True)
+        assert await answer(client, "GET", FLOORS) == (200, {COMPONENT: 1})
+
+
 async def test_metrics_and_the_report_are_served(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     await stage.ticks(3)

@@ -40,6 +40,9 @@ async def test_growth_is_summed_over_proxies_and_a_restart_counts_from_zero() ->
         assert await told((issued, "a", 110), (issued, "b", 55), (waits, "a", 3)) == (18.0, 3.0)
         assert await told((issued, "a", 4), (issued, "b", 55)) == (19.0, 0.0)
         assert await told((issued, "b", 60)) == (24.0, 0.0), "a is gone"
+        assert await told((issued, "a", 900), (issued, "b", 60)) == (24.0, 0.0), "and is new"
+        no_figures = ((waits, "a", float("nan")), (waits, "b", float("inf")))
+        assert await told((issued, "a", 901), (issued, "b", 60), *no_figures) == (25.0, 0.0)
         (head, *_) = fake.heads
         assert b"Authorization: Bearer a-token" in head
         assert QUERY in unquote_plus(head.decode())

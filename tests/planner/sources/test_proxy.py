@@ -132,6 +132,23 @@ async def test_counters_that_fall_are_those_of_another_process() -> None:
         assert (told.totals.prompts, told.queued) == (3.0, 0.0)
 
 
+async def test_a_counter_in_parts_is_their_sum() -> None:
+    """The times of first tokens are told by the route."""
+
+    def parts(*values: float) -> str:
+        names = [f"cache_proxy_ttft_seconds_{part}" for part in ("count", "sum")]
+        keys = [f'{name}{{route_class="{r}"}}' for name in names for r in ("WARM", "HEAVY_P2P")]
+        return "".join(f"{key} {value}\n" for key, value in zip(keys, values, strict=True))
+
+    async with two() as (proxies, a, _):
+        tells(a, [], parts(10, 20, 1.0, 2.0))
+        await proxies.look(0.0)
+        tells(a, [], parts(11, 23, 1.5, 4.5))
+        told = await proxies.look(1.0)
+        assert told is not None
+        assert (told.totals.first_tokens, told.totals.ttft_s) == (4.0, 3.0)
+
+
 async def test_a_password_in_an_address_is_shown_nowhere() -> None:
     async with two() as (_, a, _), aiohttp.ClientSession() as session:
         url = a.address.replace("http://", "http://user:secret@")
