@@ -31,8 +31,9 @@ class ReserveRules:
     long an error is remembered. `first`: replicas of one error that is taken for granted before
     any is known, as if it had lasted `first_s`. `hold_ratio`: how long a larger need of the past
     holds, in delays of a start, and `hold_s` at least. `backlog_ratio`: a backlog asks for up to so
-    many times the replicas that the offered work takes. `waits`: nothing is ordered while
-    instances come or go, as founded.
+    many times the replicas that the offered work takes. `by_size`: what ends counts by its tokens,
+    beside what arrives by its number. `start_up_s`: delay of a start before one was measured.
+    `waits`: nothing is ordered while instances come or go, as founded.
     """
 
     quantile: float = 0.95

@@ -61,6 +61,8 @@ class _Memory:
         self.errors = Errors(own.memory_s, own.first, first_count)
         self.needs: deque[tuple[float, int]] = deque()
         self.initial = initial
+        self.rate: float | None = None
+        """Requests per second of one replica, as last found to keep the SLO."""
 
     def held(self, now_s: float, need: int, hold_s: float) -> int:
         """The largest need of the time that a need holds; at first the fleet as it was found."""
@@ -128,7 +130,11 @@ class ReservePropose:
         if line is None:
             return ReserveDecision.NOT_READY
         of, own = context.capabilities.get(component, Capabilities()), self._rules.reserve
-        one = aggregated(line, typical, self._rules.slo, of).rate
+        found = aggregated(line, typical, self._rules.slo, of)
+        if found.is_feasible:
+            memory.rate = found.rate
+        # A line that was learned in an overload may say that nothing keeps the SLO.
+        one = memory.rate or found.rate
         level, now = self._offered.rate(LEVEL_S) / one, self._offered.rate(NOW_S) / one
         if own.by_size:
             now = max(now, self._offered.ended_rate(NOW_S, line, typical) / one)

@@ -141,6 +141,13 @@ def test_without_traffic_or_a_model_nothing_changes() -> None:
     assert unlearned.builtin.reserve.decisions == {COMPONENT: ReserveDecision.NOT_READY}
 
 
+def test_a_line_under_which_nothing_keeps_the_slo_changes_no_capacity() -> None:
+    fleet = Fleet(BARE)
+    assert fleet.run(2.5 * ONE, 2) == [3, 3]
+    fleet.builtin.state.models[COMPONENT] = line(1.0, 1e-4, 1e-7)
+    assert fleet.run(2.5 * ONE, 2) == [3, 3]
+
+
 @given(st.lists(st.floats(0.0, 12.0), min_size=1, max_size=60), st.integers(1, 4))
 def test_never_below_the_floor_and_equal_runs_are_equal(loads: list[float], least: int) -> None:
     courses = []
