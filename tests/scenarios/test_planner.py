@@ -95,6 +95,7 @@ class PlannerProcess(Child):
             "max_gpu_budget": 3,
             "load_adjustment_interval_seconds": 1,
             "throughput_adjustment_interval_seconds": 4,
+            "strategy": "founding",  # a reserve is held for a minute
         }
         words = orjson.dumps(dict(given) | options).decode()
         super().__init__([sys.executable, "-m", "planner.cli", "run", words], env=FROM_HERE)

@@ -119,6 +119,7 @@ class Site:
             scaler="exec",
             scaler_command=str(self.folder / "fleet"),
             state_file=str(self.folder / "state"),
+            strategy="founding",
             enable_throughput_scaling="false",
             load_adjustment_interval_seconds="1",
         )
