@@ -145,9 +145,12 @@ class EngineWindows:
     def __init__(self) -> None:
         self._counters = Counters()
         self._accounts: Mapping[str, Account] = {}
+        self._read_s: dict[str, float] = {}
+        """When the counters of each were read last."""
 
     def look(
         self,
+        now_s: float,
         accounts: Mapping[str, Account],
         work: Mapping[str, Work],
         waiting_tokens: float = 0.0,
@@ -157,26 +160,46 @@ class EngineWindows:
         `waiting_tokens`: of prompts, per instance, that the proxies have not placed yet.
         """
         found = tuple(
-            self._engine(name, now, work.get(name), waiting_tokens)
+            self._engine(name, now, self._grown_by(now_s, name, work.get(name)), waiting_tokens)
             for name, now in accounts.items()
         )
         for name in self._accounts.keys() - accounts.keys():
             self._counters.forget(name)
+            self._read_s.pop(name, None)
         self._accounts = dict(accounts)
         return found
 
-    def _engine(self, name: str, now: Account, work: Work | None, waiting_tokens: float) -> Engine:
-        grown: Mapping[str, float] = {}
-        if work is not None:
-            told = {field.name: getattr(work, field.name) for field in fields(Work)}
-            grown = self._counters.grown(name, told)
-        before = self._accounts.get(name, now)
-        gaps, steps = grown.get("gaps", 0.0), grown.get("steps", 0.0)
+    def _grown_by(self, now_s: float, name: str, work: Work | None) -> Mapping[str, float]:
+        """What an engine has counted since it was read last, and `seconds` since then."""
+        if work is None:
+            return {}
+        told = {field.name: getattr(work, field.name) for field in fields(Work)}
+        before_s, self._read_s[name] = self._read_s.get(name, now_s), now_s
+        return {**self._counters.grown(name, told), "seconds": now_s - before_s}
+
+    def _engine(
+        self, name: str, now: Account, grown: Mapping[str, float], waiting_tokens: float
+    ) -> Engine:
+        before, steps = self._accounts.get(name, now), grown.get("steps", 0.0)
         return Engine(
             name,
-            wall_s=grown["gap_s"] / gaps if gaps else None,
+            wall_s=_step_s(grown),
             prefill_tokens=grown["computed_tokens"] / steps if steps else 0.0,
             decode_requests=(before.decode_requests + now.decode_requests) / 2,
             decode_kv_tokens=(before.decode_tokens + now.decode_tokens) / 2,
             queued_prefill_tokens=now.prefill_tokens + waiting_tokens,
         )
+
+
+def _step_s(grown: Mapping[str, float]) -> float | None:
+    """The mean time of a step; None where no stream ran.
+
+    The mean gap counts a step once per stream, and the pauses of preempted streams: under overload
+    it is far above the mean of steps, over which prompts' tokens are counted. But all steps of a
+    window fit into it, so that mean is no longer than the window by its steps.
+    """
+    gaps, steps = grown.get("gaps", 0.0), grown.get("steps", 0.0)
+    if not gaps:
+        return None
+    gap_s = grown["gap_s"] / gaps
+    return min(gap_s, grown["seconds"] / steps) if steps else gap_s

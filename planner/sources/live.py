@@ -9,7 +9,7 @@ from planner.config.components import Component
 from planner.core.observe import EngineWindows, Totals, TrafficWindow, Work, traffic_between
 from planner.core.types import Capabilities, Context, Engine, Replicas, Traffic
 from planner.sources.engines import Engines
-from planner.sources.proxy import Proxies, Row, Told, account
+from planner.sources.proxy import Proxies, Row, account
 
 
 @dataclass(slots=True)
@@ -58,11 +58,12 @@ class Live:
         }
         work = await self._engines.look(urls)
         traffic, recent = self._window.add(now_s, told.totals), self._recent(now_s, told.totals)
+        waiting = told.queued * ((traffic.isl_tokens if traffic else None) or 0.0)
         replicas, engines, capabilities = {}, {}, {}
         for one, of in self._of.items():
             name = one.name
             replicas[name] = self._replicas(name, own[name], now_s, expected.get(name))
-            engines[name] = self._seen(name, own[name], work, told, traffic)
+            engines[name] = self._seen(now_s, name, own[name], work, waiting)
             capabilities[name] = _measured(of, own[name])
         baseline = {name: found.expected for name, found in replicas.items()}
         return Context(
@@ -100,18 +101,17 @@ class Live:
 
     def _seen(
         self,
+        now_s: float,
         name: str,
         own: Mapping[str, Sequence[Row]],
         work: Mapping[str, Work],
-        told: Told,
-        traffic: Traffic | None,
+        waiting_tokens: float,
     ) -> tuple[Engine, ...]:
         """The instances that serve; what waits in the proxies belongs to all of them evenly."""
         ready = {member: rows for member, rows in own.items() if all(row.is_ready for row in rows)}
-        isl_tokens = (traffic.isl_tokens if traffic else None) or 0.0
-        waiting = told.queued * isl_tokens / max(1, len(ready))
         accounts = {member: account(rows) for member, rows in ready.items()}
-        return self._windows[name].look(accounts, work, waiting)
+        each = waiting_tokens / max(1, len(ready))
+        return self._windows[name].look(now_s, accounts, work, each)
 
 
 def _up(rows: Sequence[Row]) -> bool:

@@ -81,6 +81,7 @@ class VirtualPlanner:
         isl_tokens = (traffic.isl_tokens if traffic else None) or 0.0
         waiting_tokens = seen.queued * isl_tokens / max(1, len(seen.instances))
         return self._windows.look(
+            seen.now_s,
             {one.name: _account(one) for one in seen.instances},
             {one.name: _work(one) for one in seen.instances},
             waiting_tokens,

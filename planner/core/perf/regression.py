@@ -60,8 +60,7 @@ class Line:
 
     One fit of `priors` (points of a profile) and of what was observed since. A prior counts as
     `prior_weight` observations at first, half of that after `least` of them, a third after twice as
-    many: what an instance takes now is known better than what one took before. Among priors the
-    relative error counts: prompts that take long, measured once, would drown the decode steps.
+    many: what an instance takes now is known better than what one took before.
     """
 
     def __init__(
@@ -98,21 +97,14 @@ class Line:
             raise ValueError("the model has too few observations")
         return fitted[0] + sum(a * b for a, b in zip(fitted[1:], inputs, strict=True))
 
-    def _weighed_priors(self, seen: int) -> Iterator[tuple[tuple[Inputs, float], float]]:
-        """Each prior with its weight, once so much is seen; together as much as they are many."""
-        relative = [seconds**-2 for _, seconds in self._priors]
-        of_all = self._weight * len(relative) * self._least / (self._least + seen)
-        for prior, part in zip(self._priors, relative, strict=True):
-            yield prior, of_all * part / sum(relative)
-
     def _fit(self) -> tuple[float, ...] | None:
         own = self.observations
         if not self._priors and (len(own) < self._least or not own.is_spread):
             return None
         from scipy.optimize import nnls  # a second to import, for those who fit nothing
 
-        weighed = [(*prior, weight) for prior, weight in self._weighed_priors(len(own))]
-        weighed += [(inputs, seconds, 1.0) for inputs, seconds in own.rows()]
+        of_prior = self._weight * self._least / (self._least + len(own))
+        weighed = [*_relative(self._priors, of_prior), *_relative(own.rows(), 1.0)]
         weights = np.sqrt([weight for _, _, weight in weighed])
         matrix = np.array([[1.0, *inputs] for inputs, _, _ in weighed]) * weights[:, None]
         # Inputs are up to 1e6: each column is brought to one size, or the fit would lose digits.
@@ -121,3 +113,16 @@ class Line:
         seconds = np.array([seconds for _, seconds, _ in weighed]) * weights
         found, _ = nnls(matrix / scale, seconds)
         return tuple(float(one) for one in found / scale)
+
+
+def _relative(
+    rows: Sequence[tuple[Inputs, float]], each: float
+) -> Iterator[tuple[Inputs, float, float]]:
+    """Rows with their weights, `each` in the mean: by relative errors among them.
+
+    Errors in seconds grow with the step. So a few long steps of an overload, or prompts that were
+    measured once, would drown the short steps of every other hour.
+    """
+    parts = [seconds**-2 for _, seconds in rows]
+    for (inputs, seconds), part in zip(rows, parts, strict=True):
+        yield inputs, seconds, each * part * len(parts) / sum(parts)

@@ -40,24 +40,40 @@ def test_a_late_reading_makes_the_window_longer_and_loses_nothing() -> None:
 
 def test_an_instance_is_its_growth_and_the_mean_of_two_accounts() -> None:
     windows = EngineWindows()
-    (first,) = windows.look({"a": Account(0, 2, 100)}, {"a": Work(100, 5000, 50, 1.0)})
+    (first,) = windows.look(0.0, {"a": Account(0, 2, 100)}, {"a": Work(100, 5000, 50, 1.0)})
     assert (first.wall_s, first.decode_kv_tokens) == (None, 100)
-    (second,) = windows.look({"a": Account(70, 4, 300)}, {"a": Work(110, 6000, 90, 2.0)}, 5.0)
+    (second,) = windows.look(5.0, {"a": Account(70, 4, 300)}, {"a": Work(110, 6000, 90, 2.0)}, 5.0)
     assert second.wall_s == pytest.approx(1.0 / 40)
     assert second.prefill_tokens == 100.0
     assert (second.decode_requests, second.decode_kv_tokens) == (3, 200)
     assert second.queued_prefill_tokens == 75.0
 
 
+@pytest.mark.parametrize(
+    ("gap_s", "steps", "wall_s"),
+    [(4.0, 200.0, 0.02), (40.0, 200.0, 0.025), (4.0, 0.0, 0.02), (40.0, 100.0, 0.05)],
+)
+def test_a_step_is_no_longer_than_the_window_by_its_steps(
+    gap_s: float, steps: float, wall_s: float
+) -> None:
+    """Pauses of preempted streams are in their gaps, and in no step."""
+    windows = EngineWindows()
+    windows.look(0.0, {"a": Account()}, {"a": Work()})
+    windows.look(3.0, {"a": Account()}, {})
+    now = Work(steps, 0.0, 200.0, gap_s)
+    (seen,) = windows.look(5.0, {"a": Account()}, {"a": now})
+    assert seen.wall_s == pytest.approx(wall_s), "over the 5 s since it was read"
+
+
 def test_an_engine_that_cannot_be_read_shows_no_iteration_and_one_that_left_is_forgotten() -> None:
     windows = EngineWindows()
-    windows.look({"a": Account()}, {"a": Work(100, 5000, 50, 1.0)})
-    (silent,) = windows.look({"a": Account()}, {})
+    windows.look(0.0, {"a": Account()}, {"a": Work(100, 5000, 50, 1.0)})
+    (silent,) = windows.look(5.0, {"a": Account()}, {})
     assert (silent.wall_s, silent.prefill_tokens) == (None, 0.0)
-    (again,) = windows.look({"a": Account()}, {"a": Work(110, 6000, 90, 2.0)})
+    (again,) = windows.look(10.0, {"a": Account()}, {"a": Work(110, 6000, 90, 2.0)})
     assert again.wall_s == pytest.approx(1.0 / 40), "its counters are those of the same engine"
-    windows.look({}, {})
-    (anew,) = windows.look({"a": Account()}, {"a": Work(200, 9000, 190, 9.0)})
+    windows.look(15.0, {}, {})
+    (anew,) = windows.look(20.0, {"a": Account()}, {"a": Work(200, 9000, 190, 9.0)})
     assert anew.wall_s is None
 
 

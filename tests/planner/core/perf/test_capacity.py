@@ -55,7 +55,7 @@ def test_prefill() -> None:
 def test_decode() -> None:
     """Context 1,000: b streams take 0.01 + b / 1,000 s, so 40 of them keep 0.05 s."""
     model, demand = line(0.01, 1e-6), Demand(20.0, 900, 200)
-    one = decode(model, demand, Slo(1.0, 0.05), OF)
+    one = decode(model, demand, Slo(1.0, 0.05 + 1e-9), OF)
     assert (one.batch, one.is_feasible) == (40, True)
     assert one.rate == pytest.approx(40 / (200 * 0.05))
     assert one.replicas(demand, 1) == 5

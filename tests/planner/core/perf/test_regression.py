@@ -39,10 +39,13 @@ def test_it_is_not_ready_before_it_has_seen_enough() -> None:
 
 
 def test_no_coefficient_is_negative() -> None:
+    """The constant of least relative errors is the sum of 1 / t over that of 1 / t^2."""
     line = Line(1)
     for i in range(10):
         line.observe((100.0 * i,), 1.0 - 0.05 * i)
-    assert line.coefficients == pytest.approx((0.775, 0.0))
+    took = [1.0 - 0.05 * i for i in range(10)]
+    constant = sum(1 / t for t in took) / sum(1 / t**2 for t in took)
+    assert line.coefficients == pytest.approx((constant, 0.0))
 
 
 def test_a_profile_gives_way_to_what_is_seen() -> None:
@@ -97,3 +100,21 @@ def test_of_priors_the_relative_error_counts() -> None:
     found = Line(2, priors).coefficients
     assert found is not None
     assert (found[0], found[2]) == pytest.approx((0.01, 1e-7), rel=0.05)
+
+
+def test_an_overload_does_not_drown_the_usual_steps() -> None:
+    """Long steps are 30 % longer than the line; before and after them it is the same."""
+    line, usual = Line(2), (0.008, 4e-5, 5e-8)
+
+    def observe(prompt: float, kv: float, times: float = 1.0) -> None:
+        line.observe((prompt, kv), times * (usual[0] + usual[1] * prompt + usual[2] * kv))
+
+    for i in range(40):
+        observe(50.0 + 10 * (i % 7), 10_000.0 + 5_000 * (i % 9))
+    for i in range(12):
+        observe(2000.0 + 50 * i, 300_000.0 + 5_000 * i, 1.3)
+    for i in range(40):
+        observe(50.0 + 10 * (i % 7), 10_000.0 + 5_000 * (i % 9))
+    assert line(100.0, 30_000.0) == pytest.approx(0.0135, rel=0.05)
+    assert line.coefficients is not None
+    assert line.coefficients[0] == pytest.approx(0.008, rel=0.15)
