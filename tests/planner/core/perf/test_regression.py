@@ -103,7 +103,7 @@ def test_of_priors_the_relative_error_counts() -> None:
 
 
 def test_an_overload_does_not_drown_the_usual_steps() -> None:
-    """Long steps are 30 % longer than the line; before and after them it is the same."""
+    """Every fifth of its long steps takes twice the time; by seconds alone KV would cost nothing."""
     line, usual = Line(2), (0.008, 4e-5, 5e-8)
 
     def observe(prompt: float, kv: float, times: float = 1.0) -> None:
@@ -111,10 +111,8 @@ def test_an_overload_does_not_drown_the_usual_steps() -> None:
 
     for i in range(40):
         observe(50.0 + 10 * (i % 7), 10_000.0 + 5_000 * (i % 9))
-    for i in range(12):
-        observe(2000.0 + 50 * i, 300_000.0 + 5_000 * i, 1.3)
+    for i in range(30):
+        observe(1000.0 + 200 * (i % 11), 50_000.0 + 10_000 * i, 1.0 if i % 5 else 2.0)
     for i in range(40):
         observe(50.0 + 10 * (i % 7), 10_000.0 + 5_000 * (i % 9))
-    assert line(100.0, 30_000.0) == pytest.approx(0.0135, rel=0.05)
-    assert line.coefficients is not None
-    assert line.coefficients[0] == pytest.approx(0.008, rel=0.15)
+    assert line.coefficients == pytest.approx(usual, rel=0.2)
