@@ -103,7 +103,7 @@ def test_of_priors_the_relative_error_counts() -> None:
 
 
 def test_an_overload_does_not_drown_the_usual_steps() -> None:
-    """Every fifth of its long steps takes twice the time; by seconds alone KV would cost nothing."""
+    """Every fifth long step takes twice the time; by seconds alone KV would cost nothing."""
     line, usual = Line(2), (0.008, 4e-5, 5e-8)
 
     def observe(prompt: float, kv: float, times: float = 1.0) -> None:
