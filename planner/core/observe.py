@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from planner.core.types import Engine, Traffic
@@ -40,7 +40,7 @@ def _growth(before: float, now: float) -> float:
     return now - before if now >= before else now
 
 
-def total(parts: list[dict[str, float]]) -> dict[str, float]:
+def total(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The sums of several sources' growth."""
     sums: dict[str, float] = {}
     for part in parts:
@@ -130,13 +130,16 @@ class Work:
     """What an engine has counted since its start.
 
     `steps`: iterations. `computed_tokens`: of prompts. `gaps`, `gap_s`: number and sum of the times
-    between two tokens of a stream: tokens of a step come together, so a gap is a step.
+    between two tokens of a stream: tokens of a step come together, so a gap is a step. `drafts`,
+    `accepted`: of speculative decoding, steps with drafted tokens, and those tokens that held.
     """
 
     steps: float = 0.0
     computed_tokens: float = 0.0
     gaps: float = 0.0
     gap_s: float = 0.0
+    drafts: float = 0.0
+    accepted: float = 0.0
 
 
 class EngineWindows:
@@ -147,6 +150,8 @@ class EngineWindows:
         self._accounts: Mapping[str, Account] = {}
         self._read_s: dict[str, float] = {}
         """When the counters of each were read last."""
+        self.accept_length: float | None = None
+        """Tokens per step and stream, over all instances since the last look; None: no drafts."""
 
     def look(
         self,
@@ -159,9 +164,12 @@ class EngineWindows:
 
         `waiting_tokens`: of prompts, per instance, that the proxies have not placed yet.
         """
+        grown = {name: self._grown_by(now_s, name, work.get(name)) for name in accounts}
+        sums = total(list(grown.values()))
+        drafts = sums.get("drafts", 0.0)
+        self.accept_length = 1.0 + sums["accepted"] / drafts if drafts else None
         found = tuple(
-            self._engine(name, now, self._grown_by(now_s, name, work.get(name)), waiting_tokens)
-            for name, now in accounts.items()
+            self._engine(name, now, grown[name], waiting_tokens) for name, now in accounts.items()
         )
         for name in self._accounts.keys() - accounts.keys():
             self._counters.forget(name)

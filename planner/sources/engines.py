@@ -14,7 +14,12 @@ STEPS = "vllm:iteration_tokens_total_count"
 SOURCES, PROMPTS = "vllm:prompt_tokens_by_source_total", "vllm:prompt_tokens_total"
 GAPS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 """The same figure by its name of today, and by the one before vLLM 0.11."""
-NAMES = (STEPS, SOURCES, PROMPTS, *(f"{gap}_{part}" for gap in GAPS for part in ("count", "sum")))
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+NAMES = (
+    *(STEPS, SOURCES, PROMPTS, DRAFTS, ACCEPTED),
+    *(f"{gap}_{part}" for gap in GAPS for part in ("count", "sum")),
+)
 AT_ONCE = 32
 """Engines that are read at the same time."""
 
@@ -60,4 +65,6 @@ def work(told: Iterable[tuple[str, Mapping[str, str], float]]) -> Work:
         sums.get(SOURCES, sums.get(PROMPTS, 0.0)),
         sums.get(f"{gap}_count", 0.0),
         sums.get(f"{gap}_sum", 0.0),
+        sums.get(DRAFTS, 0.0),
+        sums.get(ACCEPTED, 0.0),
     )

@@ -65,10 +65,20 @@ class Live:
             replicas[name] = self._replicas(name, own[name], now_s, expected.get(name))
             engines[name] = self._seen(now_s, name, own[name], work, waiting)
             capabilities[name] = _measured(of, own[name])
+        accept_length = self._accept_length()
         baseline = {name: found.expected for name, found in replicas.items()}
         return Context(
-            tick, now_s, replicas, capabilities, traffic, engines, baseline=baseline, recent=recent
+            *(tick, now_s, replicas, capabilities),
+            None if traffic is None else replace(traffic, accept_length=accept_length),
+            engines,
+            baseline=baseline,
+            recent=None if recent is None else replace(recent, accept_length=accept_length),
         )
+
+    def _accept_length(self) -> float | None:
+        """Tokens per step and stream, of a component that drafts; all have one model."""
+        told = (windows.accept_length for windows in self._windows.values())
+        return next((length for length in told if length is not None), None)
 
     def _recent(self, now_s: float, totals: Totals) -> Traffic | None:
         """The traffic since the last reading."""

@@ -65,6 +65,17 @@ def test_a_step_is_no_longer_than_the_window_by_its_steps(
     assert seen.wall_s == pytest.approx(wall_s), "over the 5 s since it was read"
 
 
+def test_tokens_per_step_are_those_of_all_instances_that_draft() -> None:
+    windows = EngineWindows()
+    names = {"a": Account(), "b": Account(), "c": Account()}
+    windows.look(0.0, names, {name: Work() for name in names})
+    work = {"a": Work(drafts=10, accepted=12), "b": Work(drafts=30, accepted=8), "c": Work()}
+    windows.look(5.0, names, work)
+    first = windows.accept_length
+    windows.look(10.0, names, work)
+    assert (first, windows.accept_length) == (1.5, None), "nothing was drafted since"
+
+
 def test_an_engine_that_cannot_be_read_shows_no_iteration_and_one_that_left_is_forgotten() -> None:
     windows = EngineWindows()
     windows.look(0.0, {"a": Account()}, {"a": Work(100, 5000, 50, 1.0)})

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from planner.config.components import Component
-from planner.core.types import COMPONENT, Capabilities, Replicas
+from planner.core.types import COMPONENT, Capabilities, Context, Replicas
 from planner.scalers.base import Failure, ScalerError
 from planner.sources.engines import Engines, work
 from planner.sources.live import Live
@@ -54,6 +54,27 @@ async def test_traffic_and_iterations_are_those_of_the_fleet(tmp_path: Path) -> 
         assert len(engines) == 2
         assert all(one.wall_s is not None and one.prefill_tokens > 0 for one in engines)
         assert seen.capabilities[COMPONENT].kv_tokens is not None
+
+
+async def test_tokens_per_step_come_from_the_engines_that_draft() -> None:
+    async with RawEngine() as fake, RawEngine() as engine, sources([fake.address]) as (live, _):
+        fake.gets |= {
+            "/metrics": plain(b"cache_proxy_issued_total 5\n"),
+            "/health": plain(b'{"started_at": 1.5}'),
+            "/instances": plain(orjson.dumps([told("a") | {"url": engine.address}])),
+        }
+
+        async def look(now_s: float, drafts: int, accepted: int) -> Context | None:
+            series = {"drafts": drafts, "accepted_tokens": accepted}
+            lines = (f"vllm:spec_decode_num_{n}_total {v}" for n, v in series.items())
+            engine.gets["/metrics"] = plain("\n".join((*lines, "")).encode())
+            return await live.look(1, now_s, {COMPONENT: 1})
+
+        await look(0.0, 5, 5)
+        seen = await look(5.0, 15, 20)
+        assert seen is not None
+        assert seen.recent is not None
+        assert seen.recent.accept_length == 2.5
 
 
 async def test_who_drains_is_pending_and_who_left_is_told(tmp_path: Path) -> None:
