@@ -106,7 +106,8 @@ def test_a_second_run_finds_nothing_of_the_first_in_the_cache() -> None:
             target = Target(fleet.engines[0].url)
             loop = asyncio.get_running_loop()
             for _ in range(2):
-                await benchmark(BenchmarkOptions(target, SMALL), lambda _: None, loop.time)
+                found = await benchmark(BenchmarkOptions(target, SMALL), lambda _: None, loop.time)
+                assert found.prefill
             await until(lambda: is_idle(fleet.engines[0]))
 
     asyncio.run(twice())

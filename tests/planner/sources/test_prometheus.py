@@ -106,4 +106,4 @@ async def test_a_real_prometheus_tells_what_was_offered(tmp_path: Path) -> None:
                     totals, _ = await source.look()
                     return totals.offered == 3
 
-                await until(has_grown, "what was offered is there")
+                assert await until(has_grown, "what was offered is there")
