@@ -24,7 +24,7 @@ from proxy.process import hot_restart
 from proxy.process.hot_restart import HotRestart, InheritedSockets
 from proxy.process.notify import Notifier
 from replayer.simulator.host import SimFleet
-from tests.support.harness import ServedProxy, addresses, until
+from tests.support.harness import addresses, until
 
 
 @pytest.fixture
