@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from textwrap import dedent
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from aiohttp import hdrs, web
 
@@ -37,7 +37,7 @@ from proxy.net.server.connection import Rules, Runner
 from proxy.net.server.listener import ConnectionLimit, GuardedSite, Site, client_cap, no_listener
 from proxy.net.server.refusals import RefusalLog
 from proxy.net.server.responses import REQUEST_ID, SERVER, error_response, request_id
-from proxy.process import access_changes, background, snapshot
+from proxy.process import background, signals, snapshot
 from proxy.process.drain import Drain, closing, first_of
 from proxy.process.hot_restart import HotRestart, InheritedSockets
 from proxy.process.memory import cgroup_limit
@@ -310,17 +310,16 @@ class Proxy:
         self._inherited = inherited or InheritedSockets()
         self._names: list[str] = []
         """The listeners' names for the next process."""
-        self._let_through: dict[str, str] = {}
-        """What the next process may have of options about access."""
+        self._fence: dict[str, Any] = {}
+        """What the next process may not open."""
         self._hot_restart = HotRestart(self._listeners, self._leave_snapshot, self._refuse_opening)
         self._stop = asyncio.Event()
 
     async def _leave_snapshot(self) -> BinaryIO:
-        heat, access = self.state.thermal.control, self._let_through
-        return await snapshot.leave(self.state.known, heat, access)
+        return await snapshot.leave(self.state.known, self.state.thermal.control, self._fence)
 
     async def _refuse_opening(self) -> None:
-        self._let_through = await self.reloader.refuse_opening()
+        self._fence = await self.reloader.refuse_opening()
 
     @property
     def url(self) -> str:
@@ -373,14 +372,11 @@ class Proxy:
             self._stop,
         )
         if self._inherited.snapshot is not None:
-            heat, now_s = state.thermal.control, state.clock.now_s()
-            whose = nobody if settings.api_key is None else tenant_of
-            access = snapshot.take(state.known, heat, self._inherited.snapshot, now_s, whose)
-            if unlike := access_changes.unlike(access, settings):
+            try:
+                self._take_over(self._inherited.snapshot)
+            except ConfigError:
                 await self.close()
-                raise ConfigError(f"{', '.join(unlike)} changed during the start: restart again")
-            if settings.limits_heat:
-                state.thermal.tick()  # orders hold from the first request on
+                raise
         if self._inherited.has_predecessor and not await self._probes.look_round():
             await self.close()
             raise ConfigError(f"no instance has answered in {probes.FIRST_LOOK_S:g} s")
@@ -396,6 +392,15 @@ class Proxy:
             )
         self._inherited.drop()
         self.own_ports |= {at[1] for r in self._runners for at in r.addresses}
+
+    def _take_over(self, file: BinaryIO) -> None:
+        """Know what a predecessor knew; raises ConfigError if the options open what it closed."""
+        state, settings = self.state, self._settings
+        heat, now_s = state.thermal.control, state.clock.now_s()
+        whose = nobody if settings.api_key is None else tenant_of
+        self.reloader.take_over(snapshot.take(state.known, heat, file, now_s, whose))
+        if settings.limits_heat:
+            state.thermal.tick()  # orders hold from the first request on
 
     async def _listen(
         self, app: web.Application, host: str, port: int, secure: ssl.SSLContext | None
@@ -464,6 +469,7 @@ class Proxy:
         loop.add_signal_handler(signal.SIGHUP, self.reloader.ask)
         loop.add_signal_handler(signal.SIGUSR1, lambda: None)
         loop.add_signal_handler(signal.SIGUSR2, self._hot_restart.ask)
+        signals.let_in()
 
     async def run(
         self,

@@ -20,6 +20,7 @@ from proxy.config.options import Settings
 from proxy.config.secrets import KEY_CHARS, entries_of, is_loopback, key_of, slips_in
 from proxy.config.sources import COMMANDS, ConfigError
 from proxy.core.connectors import CONNECTORS, transfer_rules
+from proxy.process import signals
 from proxy.process.hot_restart import InheritedSockets
 from proxy.process.memory import collect_rarely, keep_big_blocks, share_the_interpreter
 from proxy.process.notify import Notifier
@@ -34,10 +35,12 @@ NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until a signal. Exit 2: wrong option; 1: the port cannot be bound; 78: NO_PARSER."""
-    fill_standard_descriptors()
-    inherited = InheritedSockets()
     given = list(sys.argv[1:] if argv is None else argv)
     is_check = given[:1] == list(COMMANDS)
+    if argv is None and not is_check:
+        signals.keep()
+    fill_standard_descriptors()
+    inherited = InheritedSockets()
     try:
         inherited = InheritedSockets.read(os.environ)
         loaded = load(given[1:] if is_check else given, os.environ)

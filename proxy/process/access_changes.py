@@ -9,9 +9,8 @@ is given, and says what is open.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from hashlib import sha256
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from proxy.config.options import Settings
 from proxy.config.secrets import (
@@ -32,7 +31,9 @@ SECRETS: Final = (
 FILES: Final = ("tls_cert", "tls_client_ca", "instance_ca")
 LISTS: Final = ("extra_paths", "cors_allowed_origins", "salted_paths", "allow_cidr")
 """Options that let in what they name."""
-LISTENERS: Final = ("host", "admin_host", "admin_port")
+CLOSED_BY: Final = (*SECRETS, *FILES, "admin_port")
+"""Options that close something where they are given."""
+HOSTS: Final = ("host", "admin_host")
 LISTED_MOST: Final = 5
 EARLIER_CHARS: Final = 4 << 20
 """Of an option's earlier secrets the latest of so many characters are remembered."""
@@ -54,6 +55,10 @@ class Earlier:
         if secret is self._noted:
             return
         self._noted = secret
+        self.add(entries)
+
+    def add(self, entries: Iterable[str]) -> None:
+        """Remember these as the latest."""
         for entry in entries:
             if entry not in self._entries:
                 self._chars += len(entry)
@@ -66,7 +71,7 @@ class Earlier:
 
 
 class Fence:
-    """What keeps a reload from opening access, with the secrets of this process so far.
+    """What keeps a reload from opening access, with the secrets so far, also of predecessors.
 
     Its time grows with the keys, and is spent in a thread: one call at a time.
     """
@@ -76,44 +81,55 @@ class Fence:
 
     def refuse_opening(self, old: Settings, new: Settings) -> None:
         """Raise ConfigError if other options would open what is closed, or have a part of a key."""
-        _refuse_open(old, new)
+        _refuse_open(_closed(old), new)
+        self._note(old)
         for name in SECRETS:
-            before, earlier = _entries(name, old), self._earlier[name]
-            earlier.note(getattr(old, name), before)
             if getattr(old, name) != getattr(new, name):
-                _refuse_parts(name, set(before), earlier, _entries(name, new))
+                before = set(_entries(name, old))
+                _refuse_parts(name, before, self._earlier[name], _entries(name, new))
+
+    def handed_on(self, settings: Settings) -> dict[str, Any]:
+        """What the next process needs to go on with this fence: secrets, as they are written.
+
+        `settings`: those in force.
+        """
+        self._note(settings)
+        return {
+            "closed": _closed(settings),
+            "in_force": {name: _entries(name, settings) for name in SECRETS},
+            "earlier": {name: list(earlier) for name, earlier in self._earlier.items()},
+        }
+
+    def take_over(self, handed: Mapping[str, Any], new: Settings) -> None:
+        """Go on with a predecessor's fence; raises ConfigError as `refuse_opening` does."""
+        if not handed:
+            return
+        _refuse_open(handed["closed"], new)
+        for name, earlier in self._earlier.items():
+            earlier.add(handed["earlier"].get(name, ()))
+            _refuse_parts(name, set(handed["in_force"].get(name, ())), earlier, _entries(name, new))
+
+    def _note(self, settings: Settings) -> None:
+        for name, earlier in self._earlier.items():
+            earlier.note(getattr(settings, name), _entries(name, settings))
 
 
-def digests(settings: Settings) -> dict[str, str]:
-    """What decides about access, each option's value as a digest: for the next process."""
-    found = {}
-    for name in (*SECRETS, *FILES, *LISTS, *LISTENERS):
-        value = getattr(settings, name)
-        text = value.get_secret_value() if isinstance(value, SecretStr) else repr(value)
-        found[name] = sha256(text.encode()).hexdigest()
-    return found
+def _closed(settings: Settings) -> list[str]:
+    """The options that close something now."""
+    given = [name for name in CLOSED_BY if getattr(settings, name) is not None]
+    return given + [name for name in HOSTS if is_loopback(getattr(settings, name))]
 
 
-def unlike(checked: Mapping[str, str], settings: Settings) -> list[str]:
-    """Options that are others than those that the predecessor has let through.
-
-    A file may have been cut in between. Of another version, both may know other options.
-    """
-    now = digests(settings)
-    return [name for name in now if checked.get(name, now[name]) != now[name]]
-
-
-def _refuse_open(old: Settings, new: Settings) -> None:
+def _refuse_open(closed: Collection[str], new: Settings) -> None:
     """Raise ConfigError if what is closed would be open."""
-    closed_by = (*SECRETS, *FILES, "admin_port")
-    gone = [n for n in closed_by if getattr(old, n) is not None and getattr(new, n) is None]
+    gone = [name for name in CLOSED_BY if name in closed and getattr(new, name) is None]
     if gone:
         raise ConfigError(
             f"{', '.join(gone)} would become none, which opens access; if the file is complete, "
             "stop the process and start it"
         )
-    for name in ("host", "admin_host"):
-        if is_loopback(getattr(old, name)) and not is_loopback(getattr(new, name)):
+    for name in HOSTS:
+        if name in closed and not is_loopback(getattr(new, name)):
             raise ConfigError(
                 f"{name} would become {getattr(new, name)}, which other machines can reach; "
                 "stop the process and start it"

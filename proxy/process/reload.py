@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -107,22 +108,26 @@ class Reloader:
         if await self._differs():
             await self.reload("changed during the start")
 
-    async def refuse_opening(self) -> dict[str, str]:
+    def take_over(self, fence: Mapping[str, Any]) -> None:
+        """Go on with a predecessor's fence; raises ConfigError if these options open anything."""
+        self._fence.take_over(fence, self._state.options.settings)
+
+    async def refuse_opening(self) -> dict[str, Any]:
         """Raise ConfigError if a process that is started now would open what is closed here.
 
-        Returns `access_changes.digests` of what was let through. Of other mistakes it reads, that
-        process says itself, and it may be of another version: then there are none.
+        Returns the fence for that process, which holds what it reads itself against it. Of other
+        mistakes it reads, that process says itself, and it may be of another version.
         """
         async with self._reloading:
             old = self._state.options.settings
 
-            def checked() -> dict[str, str]:
-                try:
+            def checked() -> dict[str, Any]:
+                new = None
+                with suppress(ConfigError):
                     new = self._source()
-                except ConfigError:
-                    return {}
-                self._fence.refuse_opening(old, new)
-                return access_changes.digests(new)
+                if new is not None:
+                    self._fence.refuse_opening(old, new)
+                return self._fence.handed_on(old)
 
             return await self._aside(checked)
 

@@ -4,7 +4,7 @@ Without it every session would lose its home, engines would compute again what t
 first decisions would use the options in place of measured times. It is an unnamed file of JSON
 lines, written when the successor starts:
 
-    {"form": 1, "bytes_per_token": {model: ratio}, "access": {option: digest}}
+    {"form": 1, "bytes_per_token": {model: ratio}, "fence": of `access_changes`}
     {"instance": name, "url": ..., "start_s": ..., "runs": [[block hash, ...], ...], "times": ...}
     {"sessions": [[id, instance, turn, used_s, tokens, form of its prompts], ...]}
     {"responses": [[key, instance, used_s], ...]}
@@ -39,16 +39,16 @@ _log = logging.getLogger(__name__)
 
 
 async def leave(
-    known: FleetState, heat: FleetControl, access: Mapping[str, str] | None = None
+    known: FleetState, heat: FleetControl, fence: Mapping[str, Any] | None = None
 ) -> BinaryIO:
     """Write the snapshot and return the file, at its beginning; OSError if there is no room.
 
-    `access`: of the options that the successor may have.
+    `fence`: what the successor may not open.
     """
     lines = known.snapshot(ROWS_PER_LINE)
     with ExitStack() as unless_whole:
         file = unless_whole.enter_context(await asyncio.to_thread(_unnamed))
-        await asyncio.to_thread(_write, file, {"form": FORM, "access": access or {}, **next(lines)})
+        await asyncio.to_thread(_write, file, {"form": FORM, "fence": fence or {}, **next(lines)})
         await asyncio.to_thread(_write, file, _orders(heat))
         for line in lines:
             await asyncio.to_thread(_write, file, line)
@@ -78,18 +78,20 @@ def take(
     file: BinaryIO,
     now_s: float,
     tenant_of: Callable[[str], str] = nobody,
-) -> dict[str, str]:
+) -> dict[str, Any]:
     """Read a predecessor's snapshot; call it before the first probe of the instances.
 
-    Returns its `access`, as far as it has any.
+    Returns its `fence`, also where nothing else in it can be used; empty without one.
 
     `tenant_of`: whose session or response has this key.
     """
+    fence: dict[str, Any] = {}
     try:
         with file:
             lines = [orjson.loads(line) for line in file]
         if not lines or lines[0]["form"] != FORM:
             raise ValueError("another form")
+        fence = lines[0].get("fence", fence)
         kept = known.adopt(lines, tenant_of)
         for line in lines[1:]:
             if "orders" in line:
@@ -97,8 +99,7 @@ def take(
                 heat.adopt_orders(orders, int(line["version"]), now_s)
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         _log.warning("hot restart: the predecessor's snapshot is not used: %r", error)
-        return {}
+        return fence
     counts = len(known.sessions), known.prefixes.total_blocks
     _log.info("hot restart: %d sessions and %d blocks taken over", *counts)
-    access: dict[str, str] = lines[0].get("access", {})
-    return access
+    return fence

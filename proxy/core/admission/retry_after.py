@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
+from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.types import Reject
 
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1, 30
@@ -114,11 +115,14 @@ class RetryAdvice:
     def __init__(self, weight_of: Callable[[str], float] = lambda _tenant: 1.0) -> None:
         self._weight_of = weight_of
         self._tenants: dict[str, Promises] = {}  # the one refused last comes last
-        self._sharing: list[tuple[float, str]] = []
-        """A heap of the tenants with promised capacity ahead, by a time up to which it is so."""
+        self._sharing: list[tuple[float, int, Promises]] = []
+        """A heap of those with promised capacity ahead, by a time up to which it is so. Of a tenant
+        that was forgotten it stays here until then, and shares nothing."""
+        self._entered = 0
+        """Entries of the heap so far: of two at one time the earlier comes first."""
         self._weights = 0.0
-        """Sum of their weights."""
-        self._count = 0
+        """Sum of the weights of those that share."""
+        self._counted: LargestPays[Promises] = LargestPays(PROMISES)
 
     def advise(
         self,
@@ -144,7 +148,7 @@ class RetryAdvice:
         if not own.is_sharing:
             own.is_sharing = True
             self._weights += own.weight
-            heappush(self._sharing, (at_s, tenant))
+            self._enter(own, at_s)
         share = own.weight / self._weights
         reserved_s = own.kept_ratio * tokens / (PROMISED_RATIO * share * rate)
         own.until_s = at_s + min(reserved_s, RETRY_AFTER_MAX_S)
@@ -159,9 +163,8 @@ class RetryAdvice:
         Requests with equal numbers may be one another's retries.
         """
         if (own := self._tenants.get(tenant)) is not None:
-            before = len(own)
             own.came(request, now_s)
-            self._count += len(own) - before
+            self._counted.hold(own, "", len(own))
 
     def awaits(self, tenant: str) -> bool:
         """Whether `came` may have an effect for this tenant."""
@@ -189,38 +192,43 @@ class RetryAdvice:
 
     def _forget_one(self) -> None:
         """Forget the tenant that was refused longest ago, and its share."""
-        tenant = next(iter(self._tenants))
-        left = self._tenants.pop(tenant)
-        self._count -= len(left)
+        left = self._tenants.pop(next(iter(self._tenants)))
+        self._counted.drop(left)
         if left.is_sharing:
-            self._weights -= left.weight
-            self._sharing = [each for each in self._sharing if each[1] != tenant]
-            heapify(self._sharing)
+            self._no_longer(left)
+            if len(self._sharing) > 2 * TENANTS:
+                self._sharing = [each for each in self._sharing if each[2].is_sharing]
+                heapify(self._sharing)
+
+    def _enter(self, own: Promises, at_s: float) -> None:
+        self._entered += 1
+        heappush(self._sharing, (at_s, self._entered, own))
+
+    def _no_longer(self, own: Promises) -> None:
+        own.is_sharing = False
+        self._weights -= own.weight
 
     def _end_shares(self, now_s: float) -> None:
         """Take the shares of tenants that have no promised capacity ahead any more."""
         while self._sharing and self._sharing[0][0] <= now_s:
-            _, tenant = heappop(self._sharing)
-            own = self._tenants[tenant]
-            if own.until_s > now_s:
-                heappush(self._sharing, (own.until_s, tenant))
-            else:
-                own.is_sharing = False
-                self._weights -= own.weight
+            own = heappop(self._sharing)[2]
+            if own.is_sharing and own.until_s > now_s:
+                self._enter(own, own.until_s)
+            elif own.is_sharing:
+                self._no_longer(own)
         if not self._sharing:
             self._weights = 0.0
 
     def _lapse(self, own: Promises, now_s: float) -> None:
-        before = len(own)
         own.lapse(now_s)
-        self._count += len(own) - before
+        self._counted.hold(own, "", len(own))
 
     def _promise(self, own: Promises, request: int, at_s: float) -> None:
         own.promise(request, at_s)
-        self._count += 1
-        if self._count > PROMISES:
-            max(self._tenants.values(), key=len).drop_oldest()
-            self._count -= 1
+        largest = self._counted.hold(own, "", len(own))
+        if largest is not None:
+            largest.drop_oldest()
+            self._counted.hold(largest, "", len(largest))
 
 
 def milliseconds(reject: Reject) -> int:

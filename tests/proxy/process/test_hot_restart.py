@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import socket
@@ -10,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import aiohttp
 import pytest
@@ -23,7 +24,7 @@ from proxy.process import hot_restart
 from proxy.process.hot_restart import HotRestart, InheritedSockets
 from proxy.process.notify import Notifier
 from replayer.simulator.host import SimFleet
-from tests.support.harness import ServedProxy, addresses, until
+from tests.support.harness import addresses, until
 
 
 @pytest.fixture
@@ -147,22 +148,74 @@ async def test_who_sees_no_instance_replaces_nobody(monkeypatch: pytest.MonkeyPa
 KEYS = "acme:sk-acme-0123456789abcdef,zeta:sk-zeta-fedcba9876543210"
 
 
-@pytest.mark.parametrize("later", [KEYS, KEYS[:-4]])
-async def test_options_that_are_cut_after_they_were_let_through(tmp_path: Path, later: str) -> None:
-    """A successor begins with those that its predecessor has checked, or not at all."""
-    given = {"instances": ["127.0.0.1:1"], "host": "127.0.0.1", "port": 0}
-    checked, found = Settings(**given, api_key=KEYS), Settings(**given, api_key=later)
-    options = {"api_key": KEYS, "source": lambda: checked}
-    async with ServedProxy(tmp_path / "log", ["127.0.0.1:1"], **options) as proxy:
-        await proxy.server._refuse_opening()
-        left = await proxy.server._leave_snapshot()
-    successor = Proxy(found, inherited=InheritedSockets(snapshot=left))
-    if later == KEYS:
-        await successor.start()
-        await successor.close()
+HERE: dict[str, Any] = {"instances": ["127.0.0.1:1"], "host": "127.0.0.1", "port": 0}
+
+
+def unreadable() -> Settings:
+    """Options that are being written."""
+    raise ConfigError("unknown key 'api' in file PATH")
+
+
+async def comes_up(process: Proxy) -> None:
+    await process.start()
+    await process.close()
+
+
+async def left_by(process: Proxy) -> BinaryIO:
+    """The snapshot for the next process; closes this one."""
+    try:
+        await process._refuse_opening()
+        return await process._leave_snapshot()
+    finally:
+        await process.close()
+
+
+@pytest.mark.parametrize("at_the_check", ["whole", "unreadable"])
+@pytest.mark.parametrize(("later", "why"), [(KEYS, None), (KEYS[:-4], "start of"), (None, "none")])
+async def test_options_that_are_cut_after_they_were_let_through(
+    at_the_check: str, later: str | None, why: str | None
+) -> None:
+    """A successor holds what it has read itself against what its predecessor had closed."""
+    whole = Settings(**HERE, api_key=KEYS)
+    process = Proxy(whole, unreadable if at_the_check == "unreadable" else lambda: whole)
+    await process.start()
+    left = await left_by(process)
+    successor = Proxy(Settings(**HERE, api_key=later), inherited=InheritedSockets(snapshot=left))
+    if why is None:
+        await comes_up(successor)
         return
-    with pytest.raises(ConfigError, match=r"^api_key changed during the start: restart again$"):
-        await successor.start()
+    with pytest.raises(ConfigError, match=f"api_key.*{why}"):
+        await comes_up(successor)
+
+
+async def test_the_rest_of_a_key_that_was_removed_stays_no_key() -> None:
+    """Not in the next process, nor in a reload of that one, nor in the one behind it."""
+    whole, acme, cut = (
+        Settings(**HERE, api_key=keys) for keys in (KEYS, KEYS.partition(",")[0], KEYS[:-4])
+    )
+    process = Proxy(whole, lambda: acme)
+    await process.start()
+    results = [await process.reloader.reload("test")]
+    for _ in range(2):
+        found = [acme, cut]
+        process = Proxy(acme, found.pop, InheritedSockets(snapshot=await left_by(process)))
+        await process.start()
+        results.append(await process.reloader.reload("test"))
+    process = Proxy(cut, inherited=InheritedSockets(snapshot=await left_by(process)))
+    assert results == ["applied", "refused", "refused"]
+    with pytest.raises(ConfigError, match="key 2 is the start of an earlier one"):
+        await comes_up(process)
+
+
+async def test_a_broken_snapshot_keeps_what_was_closed() -> None:
+    """The rows behind the first line are of no use; the first one is."""
+    process = Proxy(Settings(**HERE, api_key=KEYS))
+    await process.start()
+    with await left_by(process) as left:
+        head = left.readline()
+    broken = InheritedSockets(snapshot=io.BytesIO(head + b'{"sessions": 1}\n'))
+    with pytest.raises(ConfigError, match="api_key would become none"):
+        await comes_up(Proxy(Settings(**HERE), inherited=broken))
 
 
 async def nothing() -> BinaryIO:

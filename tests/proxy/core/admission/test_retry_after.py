@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core import is_compiled
+from proxy.core.admission import largest_pays, retry_after
 from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
 from proxy.core.admission.retry_after import PROMISES, TENANTS, RetryAdvice, milliseconds
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from proxy.core.routing.waiting import Waiting
 from proxy.core.types import Instance, Reject, RejectReason, RequestFacts, RouterConfig, Thresholds
+from tests.support.work import lines_of
 
 BUSY = Reject(RejectReason.PREFILL_TOKENS, 1, 0.4, 1000.0)
 
@@ -222,6 +225,24 @@ def test_tenants_are_bounded() -> None:
     assert promises.awaits("t10")
     assert told_s(promises, 100.0, 1, tenant="t9") == pytest.approx(0.4)
     assert told_s(promises, 100.0, 1, tenant="t9") == pytest.approx(1.4), "nobody else shares"
+
+
+@pytest.mark.skipif(is_compiled(), reason="compiled code shows no lines")
+def test_a_refusal_looks_at_few_tenants_whoever_is_known() -> None:
+    """Beyond the bounds a tenant, or a promise, is forgotten: neither is searched for."""
+    promises, newcomers = RetryAdvice(), TENANTS + 200
+    for request in range(PROMISES):
+        told_s(promises, 0.0, request, tenant=f"t{request % TENANTS}")
+    with lines_of(retry_after, largest_pays) as lines:
+        for at in range(newcomers):
+            told_s(promises, 0.0, PROMISES + at, tenant=f"new {at}")
+    assert lines.count < 200 * newcomers
+    assert promises.promises == TENANTS
+    with lines_of(retry_after, largest_pays) as lines:
+        for request in range(PROMISES):
+            told_s(promises, 0.0, request, tenant=f"new {200 + request % TENANTS}")
+    assert lines.count < 200 * PROMISES
+    assert promises.promises <= PROMISES
 
 
 def test_promises_are_bounded() -> None:
