@@ -15,6 +15,7 @@ from planner.run import Planner
 from planner.scalers.base import Scaler
 from planner.scalers.virtual import UnknownDecisionError, VirtualScaler
 from proxy.config.secrets import SecretStr
+from proxy.net.server.origin import foreign_origin, forged_host
 
 POLL_S = 30.0
 """A poll for the next decision is answered by then."""
@@ -129,7 +130,12 @@ class _Control:
 
 
 async def _object(request: web.Request, known: set[str]) -> dict[str, Any]:
-    """The members of a small JSON object, all of them known."""
+    """The members of a small JSON object, all of them known.
+
+    A browser sends one of another content type to another site without asking first.
+    """
+    if request.content_type != "application/json":
+        raise _BadInputError(415, "Content-Type must be application/json")
     try:
         async with asyncio.timeout(POLL_S):
             body = orjson.loads(await request.read() or b"null")
@@ -150,8 +156,15 @@ def _json(document: Any, status: int = 200) -> web.Response:
 
 
 def _access(token: SecretStr | None) -> Any:
+    """Let in whoever has the token; without one, nobody whom a foreign web page can send."""
+
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        why = foreign_origin(request)
+        if why is None and token is None:
+            why = forged_host(request, (), "control_token")
+        if why is not None:
+            return _json({"error": why}, 403)
         if token is not None and request.path != "/live":
             sent = request.headers.get("Authorization", "").encode(errors="replace")
             wanted = f"Bearer {token.get_secret_value()}".encode()

@@ -117,7 +117,7 @@ class Planner:
         self._last_s: float | None = None
         self._is_done = False
         self._decided_s = 0.0
-        self._said = ""
+        self._said, self._is_blind = "", False
         self._noted: dict[str, Any] = {}
         """The scaler's notes as they are in the state file."""
 
@@ -178,6 +178,9 @@ class Planner:
             self.metrics.failed(self._scaler.name, error.failure)
         except StateError as error:
             how, now.failure = TickOutcome.FAILED, str(error)
+        except ArithmeticError as error:
+            # What sources tell is bounded, but a rule may still meet figures that it cannot take.
+            how, now.failure = TickOutcome.FAILED, f"no decision: {error}"
         snapshot = self._snapshot(now, how)
         self._show(snapshot, now)
         return snapshot
@@ -278,6 +281,7 @@ class Planner:
         self.metrics.tick(snapshot, self._gpu_hours(now))
         self.metrics.ages(self._proxies.ages_s(self._clocks.now_s()))
         self.metrics.absent(self._live.absent)
+        self._show_unread()
         self.metrics.start_ups(self._live.start_ups_s)
         said = snapshot.failure or (
             "the tick took too long" if snapshot.outcome is TickOutcome.TIMEOUT else ""
@@ -290,6 +294,19 @@ class Planner:
             self._said = said
         if self._clocks.now_s() - self._saved_s > SAVE_S:
             self.save()
+
+    def _show_unread(self) -> None:
+        """Without an engine's counters no model learns its steps: say so once, and when it ends."""
+        unread = self._live.unread
+        self.metrics.unread(len(unread))
+        if bool(unread) == self._is_blind:
+            return
+        self._is_blind = bool(unread)
+        if unread:
+            first = next(iter(unread))
+            _log.warning("%d engines are not read; %s: %s", len(unread), first, unread[first])
+        else:
+            _log.info("all engines are read again")
 
     def _gpu_hours(self, now: _Now) -> float:
         """GPU hours since the tick before."""

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from planner.config.options import PlannerOptions
 from planner.config.profiles import read_profile
-from planner.control import application
+from planner.control import MOST_BODY, application
 from planner.core.types import COMPONENT
 from planner.run import Clocks, Learned, Planner, capabilities_of, components_of
 from planner.scalers.base import Scaler, ScalerError
@@ -25,9 +25,16 @@ from planner.sources.prometheus import Prometheus
 from planner.sources.proxy import Proxies
 from planner.sources.trace import files, windows
 from proxy.config.secrets import SecretStr
+from proxy.net.server.connection import Rules, Runner
+from proxy.net.server.listener import ConnectionLimit, GuardedSite, client_cap
+from proxy.net.server.refusals import RefusalLog
 
 CLOSE_S = 2.0
 """Time that open requests to the listener have when it ends."""
+HEAD_S = 10.0
+"""Time for the head of a request to the listener."""
+MOST_CLIENTS = 128
+"""Connections of the listener; one more takes the place of the one that is silent for longest."""
 VALIDATE_S = 30.0
 _log = logging.getLogger("planner")
 
@@ -129,10 +136,12 @@ async def serve(options: PlannerOptions) -> None:
 @asynccontextmanager
 async def _listening(options: PlannerOptions, app: web.Application) -> AsyncIterator[None]:
     host, port = options.control_address
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S)
+    rules = Rules(HEAD_S, MOST_BODY, RefusalLog(lambda _: None))
+    runner = Runner(app, rules, access_log=None, shutdown_timeout=CLOSE_S)
     await runner.setup()
+    limit = ConnectionLimit(min(MOST_CLIENTS, client_cap(None)), lambda: None)
     try:
-        site = web.TCPSite(runner, host, port)
+        site = GuardedSite(runner, host, port, limit, backlog=MOST_CLIENTS)
         try:
             await site.start()
         except OSError as error:

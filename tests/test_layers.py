@@ -36,7 +36,7 @@ BETWEEN = {
         *("replayer.loads", "replayer.terminal", "planner.core", "planner.sources"),
     ),
     "planner": (
-        *("proxy.core", "proxy.config", "proxy.net.peer_documents"),
+        *("proxy.core", "proxy.config", "proxy.net.peer_documents", "proxy.net.server"),
         *("replayer.virtual", "replayer.engine", "replayer.trace", "replayer.arguments"),
         *("replayer.terminal", "replayer.replay.client", "replayer.replay.options"),
         "replayer.replay.prompts",
@@ -419,6 +419,7 @@ TESTED_ELSEWHERE = {
     "proxy.fleet.sensors.base": "sensors/test_dcgm.py and test_registry.py: bounds, faults",
     "proxy.fleet.sensors.simulated": "sensors/test_registry.py: degrees by the clock",
     "proxy.net.server.handshakes": "net/test_tls.py: who does not shake hands is closed",
+    "proxy.net.server.origin": "admin/test_auth.py and planner/test_control.py",
     "proxy.net.server.refusals": "net/server/test_connection.py and bad_input",
     "proxy.net.server.request_loop": "request/test_relay_edges.py: keep-alive, pipelining",
     "proxy.net.server.responses": "scenarios/test_dialects.py, test_streams.py and test_faults.py",

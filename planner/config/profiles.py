@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 
 from planner.core.perf.profile import DecodePoint, PrefillPoint, Profile
+from planner.core.perf.regression import LEAST_S, MOST_S, MOST_TOKENS
 from replayer.arguments import InputError, replace_file
 
 PREFILL_KEYS = ("prefill_isl", "prefill_ttft", "prefill_thpt_per_gpu")
@@ -33,6 +34,13 @@ MOST_POINTS = 1_000
 MOST_SAID = 200
 """Characters of what a file has, in an error."""
 MS = 1e3
+RANGES = {
+    "x_kv_usage": (1e-6, 1.0),
+    "prefill_ttft": (LEAST_S * MS, MOST_S * MS),
+    "z_itl": (LEAST_S * MS, MOST_S * MS),
+}
+MEASURED = (1e-3, MOST_TOKENS)
+"""Of lengths in tokens, and of tokens per second."""
 
 Arrays = Mapping[str, Any]
 """What a file has under each key."""
@@ -167,10 +175,9 @@ def _numbers(path: Path, key: str, values: Any) -> list[float]:
         raise InputError(f"{path}: {key}: must be a list of finite numbers")
     if len(values) > MOST_POINTS:
         raise InputError(f"{path}: {key}: must have at most {MOST_POINTS:,} values")
-    most = 1.0 if key == "x_kv_usage" else math.inf
-    if wrong := [value for value in values if not 0.0 < value <= most]:
-        allowed = "above 0" + (f" and at most {most:g}" if most < math.inf else "")
-        raise InputError(f"{path}: {key}: must be {allowed}, not {wrong[0]:g}")
+    least, most = RANGES.get(key, MEASURED)
+    if wrong := [value for value in values if not least <= value <= most]:
+        raise InputError(f"{path}: {key}: must be {least:g} to {most:g}, not {wrong[0]:g}")
     return [float(value) for value in values]
 
 

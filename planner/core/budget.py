@@ -67,7 +67,10 @@ def _between(
 ) -> Iterator[dict[str, int]]:
     """Every fleet on the way from the current one to the wanted one that fits."""
     names = list(wanted)
-    ways = [_way(current.get(name, 0), wanted[name]) for name in names]
+    # What is wanted has no bound: a way ends where its component alone takes all GPUs.
+    room = {n: limits.max_gpus // max(1, limits.gpus[n]) for n in names}
+    ends = [min(wanted[n], max(room[n], current.get(n, 0))) for n in names]
+    ways = [_way(current.get(name, 0), end) for name, end in zip(names, ends, strict=True)]
     opposed = any(way.step > 0 for way in ways if len(way) > 1) and any(
         way.step < 0 for way in ways if len(way) > 1
     )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from planner.core.builtin import Builtin
-from planner.core.perf.regression import Line
+from planner.core.observe import MOST_ACCEPTED
+from planner.core.perf.regression import MOST_TOKENS, Line
 from planner.core.state import Floor, LastValue
 from planner.core.types import Traffic
 
-LASTS = ("hit_ratio", "accept_length", "isl_tokens", "osl_tokens")
+LASTS = {
+    "hit_ratio": (0.0, 1.0),
+    "accept_length": (1.0, 1.0 + MOST_ACCEPTED),
+    "isl_tokens": (0.0, MOST_TOKENS),
+    "osl_tokens": (0.0, MOST_TOKENS),
+}
+"""The figures of which the last value is kept, and what each can be."""
 
 
 def remembered(builtin: Builtin) -> dict[str, Any]:
@@ -24,7 +32,7 @@ def remembered(builtin: Builtin) -> dict[str, Any]:
         "floors": {name: floor.replicas for name, floor in state.floors.items()},
         "lasts": {name: getattr(state, name).value for name in LASTS},
         "models": {
-            name: [[*inputs, seconds] for inputs, seconds in model.observations.rows()]
+            name: [[*one.inputs, one.seconds, one.source] for one in model.observations.rows()]
             for name, model in state.models.items()
         },
         "windows": [asdict(window) for window in builtin.predict.windows],
@@ -35,13 +43,13 @@ def recall(builtin: Builtin, memory: Mapping[str, Any], now_s: float) -> None:
     """Take over what was remembered. Raises ValueError where it has another form."""
     try:
         state, least = builtin.state, builtin.rules.min_observations
-        windows = [Traffic(**window) for window in memory["windows"]]
+        windows = [_window(**window) for window in memory["windows"]]
         floors = {name: Floor(int(count), 0) for name, count in memory["floors"].items()}
-        lasts = {name: _last(memory["lasts"][name], now_s) for name in LASTS}
+        lasts = {name: _last(name, memory["lasts"][name], now_s) for name in LASTS}
         models = {
             name: _taught(state.fresh(least), rows) for name, rows in memory["models"].items()
         }
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"what was learned has another form: {error}") from error
     state.floors, state.models = floors, models
     for name, value in lasts.items():
@@ -49,11 +57,22 @@ def recall(builtin: Builtin, memory: Mapping[str, Any], now_s: float) -> None:
     builtin.predict.recall(windows)
 
 
-def _last(value: float | None, now_s: float) -> LastValue:
+def _window(**told: float | None) -> Traffic:
+    figures = {name: value if value is None else float(value) for name, value in told.items()}
+    if any(not 0.0 <= value < math.inf for value in figures.values() if value is not None):
+        raise ValueError("a window of traffic has impossible figures")
+    return Traffic(**figures)  # type: ignore[arg-type]  # None where Traffic has it
+
+
+def _last(name: str, value: float | None, now_s: float) -> LastValue:
+    """Raises ValueError for a value that the figure cannot have."""
+    least, most = LASTS[name]
+    if value is not None and not least <= float(value) <= most:
+        raise ValueError(f"{name}: {least:g} to {most:g}")
     return LastValue(None if value is None else float(value), now_s)
 
 
-def _taught(line: Line, rows: list[list[float]]) -> Line:
-    for prefill, decode, seconds in rows:
-        line.observe((float(prefill), float(decode)), float(seconds))
+def _taught(line: Line, rows: list[tuple[float, float, float, str]]) -> Line:
+    for prefill, decode, seconds, source in rows:
+        line.observe((float(prefill), float(decode)), float(seconds), str(source))
     return line

@@ -6,10 +6,13 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from statistics import median_low
 
 from planner.core.types import Engine, Traffic
 
 HARDLY_S = 1e-6
+MOST_ACCEPTED = 32.0
+"""Drafted tokens of a step that can hold; vLLM drafts some 2 to 16."""
 
 
 class Counters:
@@ -151,7 +154,7 @@ class EngineWindows:
         self._read_s: dict[str, float] = {}
         """When the counters of each were read last."""
         self.accept_length: float | None = None
-        """Tokens per step and stream, over all instances since the last look; None: no drafts."""
+        """Tokens per step and stream of the median instance; None: nothing was drafted."""
 
     def look(
         self,
@@ -165,9 +168,7 @@ class EngineWindows:
         `waiting_tokens`: of prompts, per instance, that the proxies have not placed yet.
         """
         grown = {name: self._grown_by(now_s, name, work.get(name)) for name in accounts}
-        sums = total(list(grown.values()))
-        drafts = sums.get("drafts", 0.0)
-        self.accept_length = 1.0 + sums["accepted"] / drafts if drafts else None
+        self.accept_length = _accept_length(list(grown.values()))
         found = tuple(
             self._engine(name, now, grown[name], waiting_tokens) for name, now in accounts.items()
         )
@@ -197,6 +198,16 @@ class EngineWindows:
             decode_kv_tokens=(before.decode_tokens + now.decode_tokens) / 2,
             queued_prefill_tokens=now.prefill_tokens + waiting_tokens,
         )
+
+
+def _accept_length(grown: Sequence[Mapping[str, float]]) -> float | None:
+    """Tokens per step and stream of the median instance; no instance speaks for the others."""
+    told = [
+        1.0 + min(MOST_ACCEPTED, one["accepted"] / one["drafts"])
+        for one in grown
+        if one.get("drafts", 0.0) > 0.0
+    ]
+    return median_low(told) if told else None
 
 
 def _step_s(grown: Mapping[str, float]) -> float | None:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_high, median_low
 
-from planner.core.perf.regression import Inputs, Line
+from planner.core.perf.regression import LEAST_S, Inputs, Line, Observation, is_iteration
 from planner.core.types import Engine, Traffic
+
+MOST_APART, APART_AT_FIRST = 4.0, 100.0
+"""Instances of one component take alike long: so many times the median, or its part.
+
+At first, while no model says what a load takes, one computes prompts and another only decodes.
+"""
 
 
 @dataclass(slots=True)
@@ -55,14 +62,17 @@ class PlannerScalingState:
         self.osl_tokens.observe(window.osl_tokens, now_s)
 
     def learn(self, engines: Mapping[str, Sequence[Engine]], least: int) -> None:
-        """Teach the models: the mean iteration of each instance is one observation."""
+        """Teach the models: the mean iteration of each instance is one observation.
+
+        One that takes far less or more time than the others at its load is left out: a model is
+        for all instances, and each tells its times itself.
+        """
         for component, own in engines.items():
             model = self.models.get(component)
             if model is None:
                 model = self.models[component] = self.fresh(least)
-            for engine in own:
-                if engine.wall_s is not None:
-                    model.observe((engine.prefill_tokens, engine.decode_kv_tokens), engine.wall_s)
+            for inputs, wall_s, name in _alike(model, own):
+                model.observe(inputs, wall_s, name)
 
     def fresh(self, least: int) -> Line:
         """A model that has observed nothing yet."""
@@ -75,3 +85,23 @@ class PlannerScalingState:
         """
         found = self.models.get(component)
         return None if found is None or found.coefficients is None else found
+
+
+def _alike(model: Line, engines: Sequence[Engine]) -> list[Observation]:
+    """The iterations of a tick that agree with the median one, by what the model says of each.
+
+    Of two that disagree nobody knows which one is right: neither counts.
+    """
+    told = [
+        Observation((one.prefill_tokens, one.decode_kv_tokens), one.wall_s, one.name)
+        for one in engines
+        if one.wall_s is not None
+    ]
+    told = [one for one in told if is_iteration(one.inputs, one.seconds)]
+    if not told:
+        return []
+    is_ready = model.coefficients is not None
+    ratios = [one.seconds / max(LEAST_S, model(*one.inputs) if is_ready else 1.0) for one in told]
+    apart = MOST_APART if is_ready else APART_AT_FIRST
+    most, least = median_low(ratios) * apart, median_high(ratios) / apart
+    return [one for one, ratio in zip(told, ratios, strict=True) if least <= ratio <= most]

@@ -44,8 +44,7 @@ class Command:
     async def call(self, *words: str) -> str:
         """What it prints. It is killed, with all that it has started, at its deadline."""
         shown = " ".join((self._words[0], *words))
-        # Files, not pipes: what the command starts may keep its output open, and is not waited for.
-        with TemporaryFile() as out, TemporaryFile() as err:
+        with _file(shown) as out, _file(shown) as err:
             status = await self._run(words, shown, out, err)
             if status:
                 last = _text(err).strip().rpartition("\n")[2][:200]
@@ -90,6 +89,15 @@ async def _ended(process: asyncio.subprocess.Process) -> int | None:
             return await process.wait()
     except TimeoutError:
         return None
+
+
+def _file(shown: str) -> IO[bytes]:
+    """Takes output. No pipe: what the command starts may keep it open, and is not waited for."""
+    try:
+        return TemporaryFile()
+    except OSError as error:
+        text = f"{shown}: no temporary file: {error.strerror}"
+        raise ScalerError(Failure.FAILED, text) from error
 
 
 def _is_long(file: IO[bytes]) -> bool:

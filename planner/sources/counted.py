@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
 
 from planner.core.observe import Counters, Totals, total
 from planner.sources.reading import MOST_VALUE, SourceError
@@ -19,6 +21,8 @@ NAMES = (
     *(ISSUED, QUEUED, LOOKED_UP, *HITS),
     *(f"{name}_{part}" for name in (PROMPTS, ANSWERS, TTFT, TPOT) for part in ("sum", "count")),
 )
+MOST_SHARE = 2.0
+"""An engine's looked-up tokens count at most so many times those of the median engine."""
 Sample = tuple[str, Mapping[str, str], float]
 
 
@@ -32,17 +36,21 @@ class Counted:
         """Take a proxy's reading; gives the requests that wait in it. Raises SourceError."""
         told: dict[str, float] = {}
         for name, labels, value in samples:
-            if abs(value) < MOST_VALUE:
+            if 0.0 <= value < MOST_VALUE:
                 key = _key(name, labels)
                 told[key] = told.get(key, 0.0) + value
         if ISSUED not in told:
             raise SourceError(f"there is no {ISSUED}; is it a cache-proxy?")
         queued = told.pop(QUEUED, 0.0)
         grown: dict[str, float] = {}
+        engines: dict[str, _Lookups] = {}
         for key, value in self._counters.grown(source, told).items():
-            name = key.partition(" ")[0]
-            grown[name] = grown.get(name, 0.0) + value
-        self._grown = total([self._grown, grown])
+            name, _, engine = key.partition(" ")
+            if name == LOOKED_UP or name in HITS:
+                engines.setdefault(engine, _Lookups()).add(name, value)
+            else:
+                grown[name] = grown.get(name, 0.0) + value
+        self._grown = total([self._grown, grown, _believed(list(engines.values()))])
         return queued
 
     def forget(self, source: str) -> None:
@@ -62,9 +70,39 @@ class Counted:
             of(f"{ANSWERS}_count"),
             of(f"{ANSWERS}_sum"),
             of(LOOKED_UP),
-            sum(of(name) for name in HITS),
+            of(HITS[0]),
             *(of(f"{name}_{part}") for name in (TTFT, TPOT) for part in ("count", "sum")),
         )
+
+
+@dataclass(slots=True)
+class _Lookups:
+    """Tokens that one engine has looked up, and those that it has found, as it counts itself."""
+
+    looked_up: float = 0.0
+    found: float = 0.0
+
+    def add(self, name: str, grown: float) -> None:
+        if name == LOOKED_UP:
+            self.looked_up += grown
+        else:
+            self.found += grown
+
+
+def _believed(engines: Sequence[_Lookups]) -> dict[str, float]:
+    """The sums of all engines: none finds more than it looks up, or counts for many others.
+
+    An engine tells these of itself, and they set the size of the whole fleet.
+    """
+    told = [one for one in engines if one.looked_up > 0.0]
+    if not told:
+        return {}
+    most = MOST_SHARE * median_low(one.looked_up for one in told)
+    weighed = [(min(one.looked_up, most), one) for one in told]
+    return {
+        LOOKED_UP: sum(weight for weight, _ in weighed),
+        HITS[0]: sum(weight * min(1.0, one.found / one.looked_up) for weight, one in weighed),
+    }
 
 
 def _key(name: str, labels: Mapping[str, str]) -> str:

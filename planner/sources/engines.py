@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import aiohttp
 
 from planner.core.observe import Work
-from planner.sources.reading import SourceError, fetch, samples
+from planner.sources.reading import ENGINE_BYTES, SourceError, Wanted, fetch, samples
 
 STEPS = "vllm:iteration_tokens_total_count"
 SOURCES, PROMPTS = "vllm:prompt_tokens_by_source_total", "vllm:prompt_tokens_total"
@@ -20,6 +20,7 @@ NAMES = (
     *(STEPS, SOURCES, PROMPTS, DRAFTS, ACCEPTED),
     *(f"{gap}_{part}" for gap in GAPS for part in ("count", "sum")),
 )
+EXPOSITION = Wanted(most_bytes=ENGINE_BYTES)
 AT_ONCE = 32
 """Engines that are read at the same time."""
 
@@ -47,8 +48,9 @@ class Engines:
     ) -> None:
         async with slots:
             try:
-                _, exposition = await fetch(self._session, "GET", f"{url}/metrics")
-                found[name] = work(samples(exposition, NAMES))
+                where = f"{url}/metrics"
+                _, exposition = await fetch(self._session, "GET", where, wanted=EXPOSITION)
+                found[name] = work(await samples(exposition, NAMES))
             except SourceError as error:
                 self.failures[name] = str(error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 
 from planner.config.components import Component
 from planner.core.observe import EngineWindows, Totals, TrafficWindow, Work, traffic_between
@@ -41,6 +42,8 @@ class Live:
         self._known = {one.name: _Known() for one in of}
         self.absent: dict[str, int] = {}
         """Replicas by component that were ordered and never came."""
+        self.unread: Mapping[str, str] = {}
+        """Why engines that are up were not read at the last look, by name."""
         self.start_ups_s: list[float] = []
         """Seconds from an order to the first ready instance behind it; the last 64."""
 
@@ -56,7 +59,7 @@ class Live:
         urls = {
             name: rows[0].url for found in own.values() for name, rows in found.items() if _up(rows)
         }
-        work = await self._engines.look(urls)
+        work, self.unread = await self._engines.look(urls), self._engines.failures
         traffic, recent = self._window.add(now_s, told.totals), self._recent(now_s, told.totals)
         waiting = told.queued * ((traffic.isl_tokens if traffic else None) or 0.0)
         replicas, engines, capabilities = {}, {}, {}
@@ -133,8 +136,8 @@ def _drains(rows: Sequence[Row]) -> bool:
 
 
 def _measured(of: Capabilities, own: Mapping[str, Sequence[Row]]) -> Capabilities:
-    """What an instance can hold: the smallest KV cache, as the proxy knows it."""
+    """What an instance can hold: the median KV cache, as the proxy knows it; each tells its own."""
     known = [
         row.kv_tokens_assumed for rows in own.values() for row in rows if row.kv_tokens_assumed
     ]
-    return replace(of, kv_tokens=min(known)) if known else of
+    return replace(of, kv_tokens=median_low(known)) if known else of

@@ -17,7 +17,7 @@ from planner.core.observe import Account, Totals
 from planner.scalers.base import Failure, Member, ScalerError
 from planner.sources.counted import NAMES, Counted
 from planner.sources.prometheus import Prometheus
-from planner.sources.reading import SourceError, fetch, samples, shown_url
+from planner.sources.reading import PROXY_TIMES, SourceError, Wanted, fetch, samples, shown_url
 
 ABSENT_S = 60.0
 """A proxy that cannot be read for so long is counted no more; until then nothing is decided."""
@@ -170,11 +170,12 @@ class Proxies:
                 "GET",
                 f"{one.url}/health",
                 headers=self._headers,
-                allowed=(200, 503),
+                wanted=Wanted((200, 503)),
             )
             rows = msgspec.json.decode(document, type=list[Row])
             started_at = msgspec.json.decode(health, type=_Health).started_at
-            queued = self._counted_so_far.take(one.url, samples(exposition, NAMES))
+            told = await samples(exposition, NAMES, PROXY_TIMES)
+            queued = self._counted_so_far.take(one.url, told)
         except SourceError as error:
             one.failure = _named(one.url, error)
             return
@@ -235,7 +236,7 @@ class Proxies:
                     f"{one.url}{path}",
                     headers=self._headers,
                     body=body,
-                    allowed=allowed,
+                    wanted=Wanted(allowed),
                 )
             except SourceError as error:
                 raise ScalerError(Failure.UNREACHABLE, str(error)) from error

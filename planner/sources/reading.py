@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import orjson
-from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.config.values import USERINFO
+from proxy.net.peer_documents import Sample, in_turns, sample_of, wanted_lines
 
 MOST_BYTES = 8 << 20
-"""Of a document; a fleet of 1,000 instances has 3 MB of `/instances`."""
+"""Of a proxy's document; a fleet of 1,000 instances has 3 MB of `/instances`."""
+ENGINE_BYTES = 1 << 20
+"""Of an engine's document."""
+PROXY_TIMES = 64
+"""A proxy's metrics may have so many times the lines of an engine's: it tells of a whole fleet."""
 MOST_VALUE = 1e18
 """A larger figure than any counter has; one that is no number is left out as well."""
 READ_S = 4.0
@@ -24,6 +29,17 @@ class SourceError(Exception):
     """Somebody did not answer, or not what was asked for; the text is one line."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which answers are read: their statuses, and the bytes of their body."""
+
+    statuses: tuple[int, ...] = (200,)
+    most_bytes: int = MOST_BYTES
+
+
+ANY = Wanted()
+
+
 async def fetch(
     session: aiohttp.ClientSession,
     method: str,
@@ -31,7 +47,7 @@ async def fetch(
     *,
     headers: Mapping[str, str] | None = None,
     body: Any = None,
-    allowed: tuple[int, ...] = (200,),
+    wanted: Wanted = ANY,
 ) -> tuple[int, bytes]:
     """The status and the body of an answer. Raises SourceError."""
     shown = shown_url(url)
@@ -42,18 +58,19 @@ async def fetch(
             asyncio.timeout(READ_S),
             session.request(method, url, headers=sent, data=data, allow_redirects=False) as answer,
         ):
-            found = await answer.content.read(MOST_BYTES + 1)
-            while len(found) <= MOST_BYTES and (more := await answer.content.readany()):
+            found = bytearray()
+            while len(found) <= wanted.most_bytes and (more := await answer.content.readany()):
                 found += more
     except TimeoutError:
         raise SourceError(f"{method} {shown}: no answer within {READ_S:g} s") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise SourceError(f"{method} {shown}: {_first_line(error)}") from error
-    if len(found) > MOST_BYTES:
-        raise SourceError(f"{method} {shown}: the answer is larger than {MOST_BYTES} bytes")
-    if answer.status not in allowed:
+    if len(found) > wanted.most_bytes:
+        most = wanted.most_bytes
+        raise SourceError(f"{method} {shown}: the answer is larger than {most} bytes")
+    if answer.status not in wanted.statuses:
         raise SourceError(f"{method} {shown}: status {answer.status}")
-    return answer.status, found
+    return answer.status, bytes(found)
 
 
 def shown_url(url: str) -> str:
@@ -66,17 +83,25 @@ def _first_line(error: Exception) -> str:
     return "".join(c if c.isprintable() else "?" for c in text) or type(error).__name__
 
 
-def samples(
-    exposition: bytes, names: tuple[str, ...]
-) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Each sample of these metrics: its name, its labels, its value. Raises SourceError."""
-    starts = tuple(name.encode() for name in names)
-    whole = exposition.split(b"\n")[:-1]  # the last one may be cut
-    lines = b"\n".join(line for line in whole if line.startswith(starts))
-    try:
-        for family in text_string_to_metric_families(lines.decode() + "\n"):
-            for sample in family.samples:
-                if sample.name in names and abs(sample.value) < MOST_VALUE:
-                    yield sample.name, sample.labels, sample.value
-    except ValueError as error:
-        raise SourceError(f"metrics: {_first_line(error)}") from error
+async def samples(exposition: bytes, names: tuple[str, ...], times: int = 1) -> list[Sample]:
+    """Each sample of these metrics, read in turns; what is no sample is left out.
+
+    `times`: so often the limits of an engine's document.
+    """
+    return await in_turns(_samples(exposition, names, times))
+
+
+def _samples(
+    exposition: bytes, names: tuple[str, ...], times: int
+) -> Generator[None, None, list[Sample]]:
+    found, starts = [], tuple(name.encode() for name in names)
+    for line in wanted_lines(exposition, starts, times):
+        if line is None:
+            yield
+        elif (
+            (sample := sample_of(line))
+            and sample.name in names
+            and 0.0 <= sample.value < MOST_VALUE
+        ):
+            found.append(sample)
+    return found

@@ -50,6 +50,7 @@ class Metrics:
         self._absent = self._gauge(
             "absent_replicas", "Replicas that were ordered and never came", "component"
         )
+        self._unread = self._gauge("unread_engines", "Engines that are up and were not read")
         self._floor = self._gauge("lower_bound_replicas", "Of throughput scaling", "component")
         self._load = self._gauge(
             "load_decision", "1 for what load scaling decided last", "component", "decision"
@@ -112,6 +113,10 @@ class Metrics:
         self._absent.clear()
         for component, count in absent.items():
             self._absent.labels(component).set(count)
+
+    def unread(self, count: int) -> None:
+        """Engines that are up and were not read."""
+        self._unread.set(count)
 
     def tick(self, snapshot: Snapshot, gpu_hours: float) -> None:
         """Show a tick; `gpu_hours`: since the one before."""

@@ -1,15 +1,8 @@
-"""Access to admin paths: the token, cross-origin requests, the limit on bodies, the audit line.
-
-A web page may have its visitor's browser send requests to any address. Some are sent as they are,
-without a preflight. A page whose own name now leads to the proxy (DNS rebinding) reads the answers
-too. So where no token is needed a request names the proxy as no foreign page can.
-"""
+"""Access to admin paths: the token, cross-origin requests, the limit on bodies, the audit line."""
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import socket
 from collections.abc import Awaitable, Callable
 from hmac import compare_digest
 
@@ -18,14 +11,13 @@ from aiohttp import web
 
 from proxy.config.in_force import OptionsInForce
 from proxy.config.options import Settings
+from proxy.net.server.origin import foreign_origin, forged_host
 from proxy.net.server.responses import error_response
 from proxy.net.timeouts import Clock, Limit
 from proxy.telemetry.log import Throttle
 
 NO_QUESTION = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 """Content types that a browser sends to another site without asking first."""
-NOBODYS = ("localhost", "local", "internal", "home.arpa", "lan", "svc", "test")
-"""Ends of names that the public name service cannot have."""
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 BODY_BYTES = 64 << 10
 _REPLACED = "a hot restart is under way: ask again, on a new connection"
@@ -96,32 +88,11 @@ def _may(request: web.Request, options: OptionsInForce) -> bool:
 
 def _is_foreign(request: web.Request, settings: Settings) -> str | None:
     """Why a request may be that of a web page of somebody else; None where it cannot be."""
-    host, origin = request.headers.get("Host", "").lower(), request.headers.get("Origin")
-    is_change = request.method not in ("GET", "HEAD")
-    if is_change and origin is not None and origin.lower().partition("://")[2] != host:
-        return f"Origin: {origin[:100]!r}: cross-origin requests are refused here"
-    is_closed = settings.admin_token or settings.tls_client_ca or settings.tls_cert
-    if is_closed or _is_own(host, (settings.host, settings.admin_host)):
+    if (why := foreign_origin(request)) is not None:
+        return why
+    if settings.admin_token or settings.tls_client_ca or settings.tls_cert:
         return None
-    return (
-        f"Host: {host[:100]!r} may be forged (DNS rebinding): without --admin-token "
-        "use an address, localhost, or a name without a dot"
-    )
-
-
-def _is_own(host: str, given: tuple[str, ...]) -> bool:
-    """Whether a Host header has an address in it, or a name that no foreign page can have.
-
-    Without one (HTTP/1.0) no browser has sent it.
-    """
-    in_brackets = host.startswith("[")
-    name = host[1:].partition("]")[0] if in_brackets else host.partition(":")[0].rstrip(".")
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        own = (*given, socket.gethostname().lower())
-        return "." not in name or name in own or name.endswith(tuple(f".{end}" for end in NOBODYS))
-    return True
+    return forged_host(request, (settings.host, settings.admin_host), "--admin-token")
 
 
 def refuse_unasked(request: web.Request) -> None:

@@ -9,23 +9,16 @@ is too low with several workers behind it.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping
-from typing import NamedTuple
 
 from proxy.core.accounts.engine_reports import EngineStats
-from proxy.net.peer_documents import wanted_lines
+from proxy.net.peer_documents import Sample, sample_of, wanted_lines
 
 MOST = 1 << 53
 """A larger value is ignored: floats beyond it do not hold whole numbers exactly."""
 MOST_RANKS = 1024
 """An engine that names more data-parallel ranks is taken for one without."""
-_LABEL = re.compile(r'(?<!\w)([a-zA-Z_]\w*+)[ \t]*+=[ \t]*+"((?:[^"\\]|\\.)*+)"')
-_NAME = re.compile(r"[a-zA-Z_:][\w:]*")
-_BRACES = re.compile(r'\{((?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\}')
-_ESCAPED = re.compile(r"\\(.)")
-_NO_LABELS: Mapping[str, str] = {}
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 _CONFIG = ("vllm:cache_config_info",)
 _KV_TOKENS = "sglang:max_total_num_tokens"
@@ -65,14 +58,6 @@ _WANTED = tuple(
 )
 
 
-class Sample(NamedTuple):
-    """One value of a series."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
 Samples = Mapping[str, list[Sample]]
 """The values of each series, by its name."""
 
@@ -83,7 +68,7 @@ def parse(exposition: bytes) -> Generator[None, None, EngineStats]:
     for line in wanted_lines(exposition, _WANTED):
         if line is None:
             yield
-        elif (sample := _sample(line.decode("utf-8", "replace"))) and 0 <= sample.value < MOST:
+        elif (sample := sample_of(line)) and 0 <= sample.value < MOST:
             found[sample.name].append(sample)
     return _stats(found)
 
@@ -109,35 +94,6 @@ def _stats(samples: Samples) -> EngineStats:
 def _named(samples: Samples, names: Iterable[str]) -> Iterable[Sample]:
     """The values of the series of these names."""
     return (sample for name in names for sample in samples.get(name, ()))
-
-
-def _sample(line: str) -> Sample | None:
-    """A line: a name, labels in braces, a value, and a time that nobody reads."""
-    name = _NAME.match(line)
-    if name is None:
-        return None
-    rest, labels = line[name.end() :].lstrip(" \t"), _NO_LABELS
-    if rest.startswith("{"):
-        braces = _BRACES.match(rest)
-        if braces is None:
-            return None
-        rest, labels = rest[braces.end() :], _labels(braces[1])
-    told = rest.split()
-    try:
-        return Sample(name[0], labels, float(told[0])) if 1 <= len(told) <= 2 else None
-    except ValueError:
-        return None
-
-
-def _labels(text: str) -> dict[str, str]:
-    labels = dict(_LABEL.findall(text))
-    if "\\" in text:
-        return {name: _ESCAPED.sub(_unescaped, value) for name, value in labels.items()}
-    return labels
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return "\n" if match[1] == "n" else match[1]
 
 
 def _used_by_rank(samples: Samples) -> tuple[float | None, ...]:

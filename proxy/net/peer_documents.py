@@ -9,8 +9,9 @@ event loop. A thread would not do: the loop waits for the interpreter at each ev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterator
-from typing import Any, TypeVar
+import re
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -25,9 +26,23 @@ data-parallel ranks have 200 KB in 1,000 lines."""
 TURN_BYTES, SKIP_BYTES, PAUSE_S = 4096, 8, 0.002
 """A pause comes after so many bytes of wanted lines; any other line counts as `SKIP_BYTES`."""
 
+_LABEL = re.compile(r'(?<!\w)([a-zA-Z_]\w*+)[ \t]*+=[ \t]*+"((?:[^"\\]|\\.)*+)"')
+_NAME = re.compile(r"[a-zA-Z_:][\w:]*")
+_BRACES = re.compile(r'\{((?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\}')
+_ESCAPED = re.compile(r"\\(.)")
+_NO_LABELS: Mapping[str, str] = {}
+
 
 class TooMuchError(ValueError):
     """A document of which the parse would take too long."""
+
+
+class Sample(NamedTuple):
+    """One value of a series."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
 
 
 def read_json(raw: bytes) -> Any:
@@ -37,18 +52,20 @@ def read_json(raw: bytes) -> Any:
     return orjson.loads(raw)
 
 
-def wanted_lines(exposition: bytes, names: tuple[bytes, ...]) -> Iterator[bytes | None]:
+def wanted_lines(
+    exposition: bytes, names: tuple[bytes, ...], times: int = 1
+) -> Iterator[bytes | None]:
     """The lines of metrics that begin with one of these names; the last line may be cut.
 
-    None between them is the place for a pause.
+    None between them is the place for a pause. `times`: so often the limits, for who is trusted.
     """
-    if exposition.count(b"\n") > MOST_LINES:
+    if exposition.count(b"\n") > MOST_LINES * times:
         return
     start = count = size = spent = 0
     while (end := exposition.find(b"\n", start)) >= 0:
         if exposition.startswith(names, start) and end - start <= LINE_BYTES:
             size, count = size + end - start, count + 1
-            if size > WANTED_BYTES or count > MOST_WANTED:
+            if size > WANTED_BYTES * times or count > MOST_WANTED * times:
                 return
             yield exposition[start:end]
             spent += end - start
@@ -56,6 +73,36 @@ def wanted_lines(exposition: bytes, names: tuple[bytes, ...]) -> Iterator[bytes 
         if spent >= TURN_BYTES:
             spent = 0
             yield None
+
+
+def sample_of(raw: bytes) -> Sample | None:
+    """A line of metrics: a name, labels in braces, a value, and a time that nobody reads."""
+    line = raw.decode("utf-8", "replace")
+    name = _NAME.match(line)
+    if name is None:
+        return None
+    rest, labels = line[name.end() :].lstrip(" \t"), _NO_LABELS
+    if rest.startswith("{"):
+        braces = _BRACES.match(rest)
+        if braces is None:
+            return None
+        rest, labels = rest[braces.end() :], _labels(braces[1])
+    told = rest.split()
+    try:
+        return Sample(name[0], labels, float(told[0])) if 1 <= len(told) <= 2 else None
+    except ValueError:
+        return None
+
+
+def _labels(text: str) -> dict[str, str]:
+    labels = dict(_LABEL.findall(text))
+    if "\\" in text:
+        return {name: _ESCAPED.sub(_unescaped, value) for name, value in labels.items()}
+    return labels
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
 
 
 async def in_turns(parse: Generator[None, None, T]) -> T:

@@ -44,7 +44,8 @@ def staged(folder: Path, scaler: Any) -> Stage:
 
 async def answer(client: Client, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    async with client.request(method, path, data=data) as found:
+    headers = {"Content-Type": "application/json"} if data is not None else {}
+    async with client.request(method, path, data=data, headers=headers) as found:
         text = await found.text()
         return found.status, json.loads(text) if text else None
 
@@ -178,3 +179,31 @@ async def test_with_a_token_all_but_live_need_it(tmp_path: Path) -> None:
         async with client.get("/metrics", headers=headers) as found:
             assert found.status == 200
     assert stage.planner.floors == {COMPONENT: 1}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Host": "localhost"}, 200),
+    ],
+)
+async def test_no_web_page_sets_a_floor(
+    tmp_path: Path, headers: dict[str, str], status: int
+) -> None:
+    sent = {"Content-Type": "application/json"} | headers
+    async with listening(Stage(tmp_path)) as client:
+        body = b'{"combined": 2}'
+        async with client.patch("/v1/min-endpoints", data=body, headers=sent) as found:
+            assert found.status == status
+        shown = {COMPONENT: 2 if status == 200 else 1}
+        assert await answer(client, "GET", "/v1/min-endpoints") == (200, shown)
+
+
+async def test_with_a_token_any_host_may_read(tmp_path: Path) -> None:
+    sent = {"Authorization": "Bearer a-token-of-mine", "Host": "planner.example"}
+    async with listening(Stage(tmp_path), token="a-token-of-mine") as client:
+        async with client.get("/metrics", headers=sent) as found:
+            assert found.status == 200

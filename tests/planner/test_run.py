@@ -39,6 +39,7 @@ class Looks:
     def __init__(self) -> None:
         self.ready, self.queued_tokens, self.is_dead = 1, 90_000.0, False
         self.absent: dict[str, int] = {}
+        self.unread: dict[str, str] = {}
         self.start_ups_s: list[float] = []
         self.waits: asyncio.Event | None = None
 
@@ -281,3 +282,31 @@ def test_components_are_those_of_the_options() -> None:
     options = PlannerOptions(proxies="p:1", gpus_per_replica=4, max_gpu_budget=30, min_endpoint=2)
     assert components_of(options) == [Component(COMPONENT, "*", 4, 2, 7)]
     assert components_of(PlannerOptions(proxies="p:1", max_gpu_budget=-1))[0].max_endpoint == 10**6
+
+
+async def test_figures_that_a_rule_cannot_take_cost_one_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.planner.builtin, "tick", lambda context: 1 / (context.tick - 1))
+        assert await stage.ticks(1) == [TickOutcome.FAILED]
+    assert TickOutcome.FAILED not in await stage.ticks(3)
+
+
+async def test_engines_that_are_not_read_are_said_once_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "planner")
+    stage = Stage(tmp_path)
+    stage.looks.unread = {"a": "GET http://a/metrics: status 401"}
+    await stage.ticks(2)
+    assert b"cache_planner_unread_engines 1.0" in stage.planner.metrics.text()
+    stage.looks.unread = {}
+    await stage.ticks(2)
+    assert b"cache_planner_unread_engines 0.0" in stage.planner.metrics.text()
+    said = [text for text in caplog.messages if "read" in text]
+    assert said == [
+        "1 engines are not read; a: GET http://a/metrics: status 401",
+        "all engines are read again",
+    ]

@@ -27,6 +27,7 @@ class Quiet:
     def __init__(self, ready: int) -> None:
         self.ready = ready
         self.absent: dict[str, int] = {}
+        self.unread: dict[str, str] = {}
         self.start_ups_s: list[float] = []
 
     async def look(self, tick: int, now_s: float, expected: Mapping[str, int]) -> Context:

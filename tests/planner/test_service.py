@@ -12,7 +12,7 @@ import pytest
 
 from planner import cli
 from planner.config.options import PlannerOptions
-from planner.service import StartError, serve, validate
+from planner.service import MOST_CLIENTS, StartError, serve, validate
 from planner.state_file import StateFile
 from tests.support.harness import proxied, until
 
@@ -103,3 +103,23 @@ def test_validate_prints_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFix
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("GET http://127.0.0.1:1/metrics: ")
     assert out[-1] == "1 wrong"
+
+
+async def test_idle_connections_keep_nobody_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "planner")
+    async with proxied(tmp_path, 1) as (proxy, _), asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(serve(options(tmp_path, proxy.server.url)))
+        listens = "planner listens on http://"
+        (text,) = await until(lambda: [t for t in caplog.messages if t.startswith(listens)])
+        host, _, port = text.removeprefix(listens).partition(";")[0].rpartition(":")
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(MOST_CLIENTS + 20)]
+        async with aiohttp.ClientSession(f"http://{host}:{port}") as http:
+            async with http.get("/live") as answer:
+                assert answer.status == 200
+        await until(lambda: sum(reader.at_eof() for reader, _ in idle) > 20, "others went")
+        for _, writer in idle:
+            writer.close()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await serving

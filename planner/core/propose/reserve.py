@@ -26,6 +26,7 @@ from planner.core.types import Capabilities, Context, Engine, Kind, Proposal, St
 
 NOW_S, LEVEL_S = 15.0, 60.0
 """Windows of the demand: the one that has to be met, and the steadier one that is forecast."""
+MOST_REPLICAS = 1e5
 
 
 class ReserveDecision(StrEnum):
@@ -48,7 +49,7 @@ class Need:
     @property
     def replicas(self) -> int:
         """Whole replicas for all of it."""
-        return math.ceil(max(self.level + self.reserve, self.backlog) - 1e-9)
+        return math.ceil(min(MOST_REPLICAS, max(self.level + self.reserve, self.backlog)) - 1e-9)
 
 
 class _Memory:

@@ -119,8 +119,11 @@ def test_nothing_there(tmp_path: Path) -> None:
         ({"prefill_isl": [[1], [2], [3]]}, "prefill_isl: must be a list of finite numbers"),
         ({"prefill_isl": [2, 2, 2]}, "prefill_isl: must have at least 2 different values"),
         ({"prefill_isl": [1, 2]}, "must have as many values: prefill_isl 2, prefill_ttft 3"),
-        ({"prefill_ttft": [1, 2, 0]}, "prefill_ttft: must be above 0, not 0"),
-        ({"prefill_thpt_per_gpu": [1, -2, 3]}, "prefill_thpt_per_gpu: must be above 0, not -2"),
+        ({"prefill_ttft": [1, 2, 0]}, "prefill_ttft: must be 0.01 to 3.6e+06, not 0"),
+        (
+            {"prefill_thpt_per_gpu": [1, -2, 3]},
+            "prefill_thpt_per_gpu: must be 0.001 to 1e+09, not -2",
+        ),
         ({key: [7.0] for key in PREFILL}, "prefill_isl: must have at least 2 different values"),
         ({key: [] for key in PREFILL}, "prefill_isl: must have at least 2 different values"),
         (
@@ -142,7 +145,7 @@ def test_a_bad_value(tmp_path: Path, change: dict[str, Any], told: str) -> None:
     [
         (
             {"x_kv_usage": [0.1, 0.5, 0.2, 1.5]},
-            "x_kv_usage: must be above 0 and at most 1, not 1.5",
+            "x_kv_usage: must be 1e-06 to 1, not 1.5",
         ),
         ({"max_kv_tokens": [1, 2]}, "max_kv_tokens: must be one number of at least 1"),
         ({"max_kv_tokens": 0.5}, "max_kv_tokens: must be one number of at least 1"),

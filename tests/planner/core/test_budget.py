@@ -94,3 +94,11 @@ def test_a_step_is_no_larger_than_allowed(current: int, wanted: int, most: int) 
     got = within_step({"c": current}, {"c": wanted}, most)["c"]
     assert abs(got - current) <= most
     assert got == wanted or abs(got - current) == most
+
+
+@pytest.mark.parametrize("limits", [ONE, TWO])
+def test_no_wish_is_too_large(limits: Limits) -> None:
+    current = dict.fromkeys(limits.gpus, 1)
+    found = bounded(current, dict.fromkeys(limits.gpus, 10**12), limits)
+    assert limits.max_gpus - max(limits.gpus.values()) < limits.used(found.targets)
+    assert not limits.is_over(found.targets)

@@ -59,3 +59,29 @@ def test_another_form_is_a_value_error_and_changes_nothing(memory: dict[str, obj
     with pytest.raises(ValueError, match="another form"):
         recall(one, memory, 0.0)
     assert remembered(one) == remembered(made())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lasts", {"hit_ratio": 3.0}),
+        ("lasts", {"accept_length": 0.0}),
+        ("lasts", {"isl_tokens": 10**400}),
+        ("windows", [{"window_s": 10.0, "requests": -1.0}]),
+        ("windows", [{"window_s": 10.0, "requests": 10**400}]),
+        ("models", {"combined": [[1.0, 1.0, 10**400, "a"]]}),
+    ],
+)
+def test_what_nobody_can_have_learned_is_a_value_error(name: str, value: object) -> None:
+    memory = remembered(made())
+    memory[name] = memory[name] | value if isinstance(value, dict) else value
+    with pytest.raises(ValueError, match=r"another form|impossible|hit_ratio|accept_length"):
+        recall(made(), memory, 0.0)
+
+
+def test_a_model_takes_over_no_impossible_step() -> None:
+    memory, one = remembered(made()), made()
+    recall(
+        one, memory | {"models": {COMPONENT: [[1.0, 1.0, 1e-200, "a"], [1.0, 2.0, 0.01, "a"]]}}, 0.0
+    )
+    assert len(one.state.models[COMPONENT].observations) == 1

@@ -226,3 +226,39 @@ def test_a_plugin_that_is_not_due(holds: bool, target: int) -> None:
     assert pipeline.tick(context(10.0)).targets == {"c": target}
     assert pipeline.tick(context(15.0)).targets == {"c": 7}
     assert slow.asked == 2
+
+
+LIES = {
+    "steps of no time": lambda n: Engine("x", 1e-9, 10.0 * n, 4, 900.0 * n),
+    "steps of days": lambda n: Engine("x", 9e5, 10.0 * n, 4, 900.0 * n),
+    "short steps": lambda n: Engine("x", 2e-4, 10.0 * n, 4, 900.0 * n),
+    "huge prompts": lambda n: Engine("x", 0.01, 1e8, 4, 900.0 * n),
+    "impossible": lambda n: Engine("x", 1e-200, 1e300, 4, 900.0 * n),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("honest", [2, 4])
+def test_what_one_engine_tells_sets_no_model(lie: str, honest: int) -> None:
+    def told(n: int, engine: int) -> Engine:
+        prompts, kv = 10.0 * n, 900.0 * (n + engine)
+        return Engine(f"e{engine}", 0.01 + prompts / 20_000 + kv * 1e-7, prompts, 4, kv)
+
+    alone, beside = PlannerScalingState(), PlannerScalingState()
+    for n in range(1, 20):
+        own = [told(n, engine) for engine in range(honest)]
+        alone.learn({"c": own}, 5)
+        beside.learn({"c": [*own, LIES[lie](n)]}, 5)
+    right, found = alone.model("c"), beside.model("c")
+    assert right is not None
+    assert found is not None
+    for inputs in ((0.0, 900.0), (150.0, 9000.0), (1000.0, 20_000.0)):
+        assert found(*inputs) == pytest.approx(right(*inputs), rel=0.1)
+
+
+def test_of_two_engines_that_disagree_neither_is_believed() -> None:
+    state = PlannerScalingState()
+    state.models["c"] = line(0.01, 1 / 20_000, 1e-7)
+    before = len(state.models["c"].observations)
+    state.learn({"c": [Engine("a", 0.02, 10.0, 4, 900.0), Engine("b", 1.0, 10.0, 4, 900.0)]}, 5)
+    assert len(state.models["c"].observations) == before

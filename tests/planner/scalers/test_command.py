@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,13 @@ async def test_one_that_cannot_be_started_is_named(tmp_path: Path) -> None:
 async def test_one_that_is_killed_is_a_failure(tmp_path: Path) -> None:
     error = await failure(made(tmp_path, "kill -9 $$"), "list")
     assert "exit status -9" in str(error)
+
+
+async def test_without_a_temporary_file_the_call_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = made(tmp_path, "exit 0")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    said = await failure(one, "list")
+    assert said.failure is Failure.FAILED
+    assert "no temporary file: No such file" in str(said)

@@ -207,7 +207,7 @@ async def test_an_answer_without_end_is_cut() -> None:
             await fetch(session, "GET", f"{fake.address}/metrics")
 
 
-def test_an_engine_is_the_sum_of_its_ranks_by_its_names_of_today_or_before() -> None:
+async def test_an_engine_is_the_sum_of_its_ranks_by_its_names_of_today_or_before() -> None:
     text = b"""# TYPE vllm:iteration_tokens_total histogram
 vllm:iteration_tokens_total_count{engine="0"} 10
 vllm:iteration_tokens_total_count{engine="1"} 20
@@ -219,10 +219,10 @@ vllm:time_per_output_token_seconds_sum{engine="0"} 0.8
 """
     names = ("vllm:iteration_tokens_total_count", "vllm:prompt_tokens_by_source_total")
     more = tuple(f"vllm:time_per_output_token_seconds_{part}" for part in ("count", "sum"))
-    found = work(samples(text, (*names, "vllm:prompt_tokens_total", *more)))
+    found = work(await samples(text, (*names, "vllm:prompt_tokens_total", *more)))
     assert (found.steps, found.computed_tokens) == (30.0, 300.0)
     assert (found.gaps, found.gap_s) == (40.0, 0.8)
-    assert work([]) == work(samples(b"", names))
+    assert work([]) == work(await samples(b"", names))
 
 
 async def test_a_token_is_sent_and_not_shown(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from bench.measuring.processes import Child
+from planner.sources.counted import HITS, ISSUED, LOOKED_UP, Counted, Sample
 from planner.sources.prometheus import QUERY, Prometheus
 from planner.sources.reading import SourceError
 from tests.support.harness import RawEngine, chat, plain, proxied, until, words
@@ -107,3 +108,21 @@ async def test_a_real_prometheus_tells_what_was_offered(tmp_path: Path) -> None:
                     return totals.offered == 3
 
                 assert await until(has_grown, "what was offered is there")
+
+
+@pytest.mark.parametrize("lie", [1e17, 5_000.0, 1_000.0])
+async def test_what_one_engine_finds_in_its_cache_counts_for_few(lie: float) -> None:
+    counted, names = Counted(), ("a", "b", "c", "d", "liar")
+
+    def told(times: float) -> list[Sample]:
+        looked = [(LOOKED_UP, {"upstream": name}, 1000.0 * times) for name in names[:4]]
+        found = [(HITS[0], {"upstream": name}, 400.0 * times) for name in names[:4]]
+        own = {"upstream": "liar"}
+        more = [(LOOKED_UP, own, lie * times / 2), (HITS[0], own, lie * times)]
+        return [(ISSUED, {}, 1.0), *looked, *found, *more]
+
+    for times in (0.0, 1.0, 2.0):
+        counted.take("p", told(times))
+    totals = counted.totals(0.0)
+    ratio = totals.cached_tokens / totals.looked_up_tokens
+    assert 0.4 <= ratio <= (4 * 0.4 + 2.0) / 6.0 + 1e-9

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.accounts.engine_reports import EngineStats
 from proxy.fleet import engine_metrics
-from proxy.fleet.engine_metrics import _sample
 from proxy.fleet.instances import Instances
+from proxy.net.peer_documents import sample_of
 from tests.support.harness import at_once, chat, proxied, until
 
 
@@ -234,7 +234,7 @@ def test_lines_are_read_as_prometheus_reads_them(
         inner = ",".join(f'{key}="{shown(text)}"' for key, text in labels.items())
         line = f"{name}{{{inner}}} {value}" if labels else f"{name} {value}"
         (family,) = text_string_to_metric_families(line + "\n")
-        (theirs,), ours = family.samples, _sample(line)
+        (theirs,), ours = family.samples, sample_of(line.encode())
         assert ours is not None
         assert (ours.name, dict(ours.labels)) == (theirs.name, theirs.labels)
         assert ours.value == float(theirs.value) or math.isnan(theirs.value)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.core.perf.regression import LEAST, SAMPLES, Line, Observations
+from planner.core.perf.regression import LEAST, SAMPLES, Inputs, Line, Observation, Observations
 
 
 @given(
@@ -62,7 +62,7 @@ def test_a_rare_load_is_not_forgotten() -> None:
     for i in range(10 * SAMPLES):
         held.add((float(i % 50),), 0.1)
     assert len(held) == SAMPLES
-    assert ((1000.0,), 1.0) in held.rows()
+    assert Observation((1000.0,), 1.0) in held.rows()
 
 
 def test_priors_and_observations_are_one_fit() -> None:
@@ -116,3 +116,23 @@ def test_an_overload_does_not_drown_the_usual_steps() -> None:
     for i in range(40):
         observe(50.0 + 10 * (i % 7), 10_000.0 + 5_000 * (i % 9))
     assert line.coefficients == pytest.approx(usual, rel=0.2)
+
+
+IMPOSSIBLE = [
+    ((1.0, 1.0), 1e-200),
+    ((1.0, 1.0), 0.0),
+    ((1.0, 1.0), 1e17),
+    ((1.0, 1.0), float("nan")),
+    ((1e300, 1.0), 0.01),
+    ((float("nan"), 1.0), 0.01),
+    ((-1.0, 1.0), 0.01),
+    ((1.0, float("inf")), 0.01),
+]
+
+
+@pytest.mark.parametrize(("inputs", "seconds"), IMPOSSIBLE)
+def test_what_no_iteration_can_be_teaches_nothing(inputs: Inputs, seconds: float) -> None:
+    line = Line(2, least=1)
+    line.observe(inputs, seconds)
+    assert len(line.observations) == 0
+    assert line.coefficients is None
