@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median_low
+from statistics import median
 
 from planner.config.components import Component
 from planner.core.observe import EngineWindows, Totals, TrafficWindow, Work, traffic_between
@@ -140,4 +140,4 @@ def _measured(of: Capabilities, own: Mapping[str, Sequence[Row]]) -> Capabilitie
     known = [
         row.kv_tokens_assumed for rows in own.values() for row in rows if row.kv_tokens_assumed
     ]
-    return replace(of, kv_tokens=median_low(known)) if known else of
+    return replace(of, kv_tokens=round(median(known))) if known else of
