@@ -478,7 +478,10 @@ async def test_f159_no_regular_file(
             await until(lambda: "hot restart failed" in proxy.log, "SIGUSR2")
             assert await status_of(KEY) == 200
             assert proxy.rss_bytes - before < 32 << 20
-            assert proxy.log.count("not reloaded") <= 2, "the watch and SIGHUP, once each"
+            refused = [line for line in proxy.log.splitlines() if "not reloaded" in line]
+            hung = sum("cannot be read" in line for line in refused)
+            # On a starved machine a look takes too long: that is said, and the file once more.
+            assert len(refused) <= 2 * (1 + hung), "the watch and SIGHUP, once each"
             other = "k" * 20
             texts[keys] += f"zeta:{other}\n"
             for path, content in texts.items():
