@@ -19,9 +19,9 @@ from planner.core.perf.regression import Inputs
 from planner.core.pipeline import Outcome
 from planner.core.types import Capabilities, Context, Traffic
 from planner.scalers.base import Applied, Decision, Scaler, ScalerError
+from planner.scalers.state_file import Kept, StateError, StateFile
 from planner.sources.live import Live
 from planner.sources.proxy import Proxies
-from planner.state_file import Kept, StateError, StateFile
 from planner.telemetry.metrics import Metrics
 from planner.telemetry.recorder import Recorder
 from planner.telemetry.report import report_html

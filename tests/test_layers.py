@@ -21,7 +21,7 @@ DIRECTIONS = {
     "replayer": "demo, virtual | replay, simulator | engine, loads, trace, arguments, terminal",
     "analysis": "cli | regret, elastic, plan | check, league, report, thermal"
     " | rivals, runs | bench | measures",
-    "planner": "cli | dry_run | service | control | run | telemetry, state_file, sources, profiling"
+    "planner": "cli | dry_run | service | control | run | telemetry, sources, profiling"
     " | scalers | config | core",
     "planner.core": "memory | builtin | propose, predict.plugin | pipeline, state | merge, rules"
     " | budget, perf, propose.static | observe | predict, types",

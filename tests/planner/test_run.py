@@ -16,9 +16,9 @@ from planner.config.options import PlannerOptions
 from planner.core.types import COMPONENT, Capabilities, Context, Engine, Replicas, Traffic
 from planner.run import Clocks, Learned, Planner, components_of
 from planner.scalers.base import Applied, Decision, Failure, Fleet, Scaler, ScalerError
+from planner.scalers.state_file import StateFile
 from planner.sources.live import Live
 from planner.sources.proxy import Proxies
-from planner.state_file import StateFile
 from planner.telemetry.snapshot import TickOutcome
 
 

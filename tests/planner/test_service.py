@@ -12,8 +12,8 @@ import pytest
 
 from planner import cli
 from planner.config.options import PlannerOptions
+from planner.scalers.state_file import StateFile
 from planner.service import StartError, serve, validate
-from planner.state_file import StateFile
 from tests.support.harness import proxied, until
 
 
