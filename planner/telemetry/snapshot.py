@@ -79,11 +79,11 @@ def decided_of(outcome: Outcome, builtin: Builtin) -> dict[str, Any]:
         "limits": outcome.limits.reason,
         "rejected_by": outcome.rejected_by,
         "targets": dict(outcome.targets),
-        "plugins": [_heard(one) for one in outcome.heard],
+        "plugins": [heard_of(one) for one in outcome.heard],
     }
 
 
-def _heard(one: Heard) -> dict[str, Any]:
+def heard_of(one: Heard) -> dict[str, Any]:
     """What a plugin of another process has said, or why not."""
     said: dict[str, Any] = {}
     if isinstance(one.said, Proposal):
@@ -123,7 +123,7 @@ def reason_of(decided: Mapping[str, Any]) -> str:
         parts.append(f"lower bound: {floors}")
     parts += [
         f"plugin {one['name']}: {', '.join(one['says'])}"
-        for one in decided["plugins"]
+        for one in decided.get("plugins", ())
         if one.get("says")
     ]
     if decided["limits"]:

@@ -186,12 +186,17 @@ PLUGIN = "/v1/planner/plugins/theirs"
 
 
 async def test_a_plugin_registers_itself_says_so_again_and_goes(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, plugin_registration=True)
+    stage = Stage(tmp_path, plugin_registration=True, tick_max_duration_seconds=300.0)
     plugin = Plugin(wish("AT_LEAST", 6, COMPONENT))
     plugin.token = "what it wants to be called with"
     async with served(plugin) as port, listening(stage) as client:
         stage.planner.externals.begin([], Channel)
-        told = {"stage": "propose", "address": f"127.0.0.1:{port}", "token": plugin.token}
+        told = {
+            "stage": "propose",
+            "address": f"127.0.0.1:{port}",
+            "token": plugin.token,
+            "deadline_seconds": 25,
+        }
         assert await answer(client, "PUT", PLUGIN, told) == (200, {"lease_seconds": 15.0})
         await stage.ticks(1)
         assert await answer(client, "PUT", PLUGIN, told) == (200, {"lease_seconds": 15.0})

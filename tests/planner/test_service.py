@@ -72,8 +72,14 @@ async def test_a_plugin_decides_from_the_configuration_to_the_audit(tmp_path: Pa
     plugin = Plugin(wish("AT_LEAST", 5, "combined", reason="a sale"))
     audit = tmp_path / "audit.jsonl"
     async with proxied(tmp_path, 1) as (proxy, _), served(plugin) as port:
-        table = {"name": "sale", "stage": "propose", "address": f"127.0.0.1:{port}"}
-        own = options(tmp_path, proxy.server.url, plugin=[table], audit_log=audit)
+        table: dict[str, object] = {
+            "name": "sale",
+            "stage": "propose",
+            "address": f"127.0.0.1:{port}",
+        }
+        slow = {"tick_max_duration_seconds": 300.0, "audit_log": audit}
+        table |= {"deadline_seconds": 25.0}
+        own = options(tmp_path, proxy.server.url, plugin=[table], **slow)
         assert await validate(own) == []
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(serve(own))
@@ -94,7 +100,7 @@ async def test_a_plugin_decides_from_the_configuration_to_the_audit(tmp_path: Pa
         "failure": "",
         "dropped": [],
     }
-    away, *_ = await validate(options(tmp_path, "127.0.0.1:1", plugin=[table]))
+    away, *_ = await validate(options(tmp_path, "127.0.0.1:1", plugin=[table], **slow))
     assert away.startswith(f"plugin sale: 127.0.0.1:{port}: unavailable: ")
 
 

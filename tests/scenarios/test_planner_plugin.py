@@ -51,7 +51,8 @@ async def test_the_pages_plugin_is_taken_at_its_word(tmp_path: Path) -> None:
             proxies=proxy.server.url,
             state_file=tmp_path / "state.json",
             audit_log=tmp_path / "audit.jsonl",
-            plugin=[table | {"deadline_seconds": 3.0}],
+            tick_max_duration_seconds=300.0,
+            plugin=[table | {"deadline_seconds": 25.0}],
         )
         while await validate(options):
             await asyncio.sleep(0.05)

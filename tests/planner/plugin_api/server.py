@@ -73,4 +73,5 @@ async def served(plugin: Plugin, port: int = 0) -> AsyncIterator[int]:
 
 def spec(port: int, name: str = "theirs", stage: str = "propose", **more: Any) -> PluginSpec:
     """What the planner knows of it."""
-    return PluginSpec(name=name, stage=stage, address=f"127.0.0.1:{port}", **more)
+    slow: dict[str, Any] = {"deadline_seconds": 20.0}  # the machine may be busy
+    return PluginSpec(name=name, stage=stage, address=f"127.0.0.1:{port}", **slow | more)

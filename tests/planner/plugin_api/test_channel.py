@@ -151,7 +151,7 @@ async def test_a_long_reason_is_cut() -> None:
 async def test_one_that_comes_back_is_found_again() -> None:
     plugin = Plugin(wish("SET", 3))
     async with served(plugin) as port:
-        channel = Channel(spec(port, deadline_seconds=5.0))
+        channel = Channel(spec(port))
         assert isinstance(await channel.ask(Stage.PROPOSE, context()), Proposal)
     dead = await channel.describe()
     assert dead is not None
