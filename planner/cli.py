@@ -73,8 +73,8 @@ def _other(options: argparse.Namespace) -> int:
 def _own(options: argparse.Namespace) -> int:
     """The commands `run` and `validate`."""
     from planner.config.load import load
+    from planner.scalers.state_file import StateError
     from planner.service import StartError, serve, validate
-    from planner.state_file import StateError
 
     loaded = load(vars(options))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

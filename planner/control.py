@@ -11,6 +11,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from planner.config.plugins import PluginSpec, plugin_of
+from planner.plugin_api.external import LEASE_S, RefusedError
 from planner.run import Planner
 from planner.scalers.base import Scaler
 from planner.scalers.virtual import UnknownDecisionError, VirtualScaler
@@ -38,6 +40,9 @@ def application(planner: Planner, scaler: Scaler, token: SecretStr | None) -> we
             web.post("/v1/planner/complete", told.complete),
             web.get("/v1/min-endpoints", told.floors),
             web.patch("/v1/min-endpoints", told.set_floors),
+            web.get("/v1/planner/plugins", told.plugins),
+            web.put("/v1/planner/plugins/{name}", told.register),
+            web.delete("/v1/planner/plugins/{name}", told.unregister),
         ]
     )
     return app
@@ -122,6 +127,37 @@ class _Control:
             floors.update(before)
             raise _BadInputError(503, NOT_KEPT)
         return _json(floors)
+
+    async def plugins(self, request: web.Request) -> web.Response:
+        """The plugins of other processes."""
+        del request
+        return _json(self._planner.externals.shown())
+
+    async def register(self, request: web.Request) -> web.Response:
+        """Take a plugin on, or for a while longer: it says so again before the time is over."""
+        self._check_registration()
+        body = await _object(request, set(PluginSpec.model_fields) - {"name"})
+        if str(body.get("token", "")).startswith("@"):
+            raise _BadInputError(422, "token: the text itself, and no file")
+        try:
+            spec = plugin_of({**body, "name": request.match_info["name"]}, self._planner.tick_s)
+            self._planner.externals.register(spec)
+        except ValueError as error:
+            raise _BadInputError(422, str(error)) from error
+        except RefusedError as error:
+            raise _BadInputError(409, str(error)) from error
+        return _json({"lease_seconds": LEASE_S})
+
+    async def unregister(self, request: web.Request) -> web.Response:
+        """Let a plugin go that has registered itself."""
+        self._check_registration()
+        if not self._planner.externals.unregister(request.match_info["name"]):
+            raise _BadInputError(404, "no plugin has registered itself by that name")
+        return web.Response(status=204)
+
+    def _check_registration(self) -> None:
+        if not self._planner.takes_plugins:
+            raise _BadInputError(403, "plugin_registration is off")
 
     def _of_virtual(self) -> VirtualScaler:
         if self._virtual is None:

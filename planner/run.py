@@ -18,10 +18,11 @@ from planner.core.memory import recall, remembered
 from planner.core.perf.regression import Inputs
 from planner.core.pipeline import Outcome
 from planner.core.types import Capabilities, Context, Traffic
+from planner.plugin_api.external import Externals
 from planner.scalers.base import Applied, Decision, Scaler, ScalerError
+from planner.scalers.state_file import Kept, StateError, StateFile
 from planner.sources.live import Live
 from planner.sources.proxy import Proxies
-from planner.state_file import Kept, StateError, StateFile
 from planner.telemetry.metrics import Metrics
 from planner.telemetry.recorder import Recorder
 from planner.telemetry.report import report_html
@@ -107,6 +108,8 @@ class Planner:
             options.max_gpu_budget if options.max_gpu_budget >= 0 else OFF,
         )
         self.builtin = Builtin(options.rules, self._limits, learned.priors)
+        self.externals = Externals(self.builtin.pipeline, clocks.now_s)
+        """The plugins of other processes."""
         self._warm_up = learned.windows
         self.metrics = Metrics()
         self.metrics.is_advisory(advisory=options.advisory)
@@ -124,6 +127,16 @@ class Planner:
     def most_replicas(self, name: str) -> int:
         """The most replicas of a component that its GPUs allow."""
         return next(one.max_endpoint for one in self._components if one.name == name)
+
+    @property
+    def takes_plugins(self) -> bool:
+        """Whether plugins may register themselves."""
+        return self._options.plugin_registration
+
+    @property
+    def tick_s(self) -> float:
+        """The longest that a tick may take."""
+        return self._options.tick_max_duration_seconds
 
     def begin(self) -> None:
         """Hold the state file, and go on where the process before has ended. Raises StateError."""
@@ -191,7 +204,7 @@ class Planner:
         if now.context is None:
             now.failure = "; ".join(self._proxies.failures())
             return TickOutcome.NO_DATA
-        now.outcome = self.builtin.tick(now.context)
+        now.outcome = await self.externals.decided(self.builtin.steps(now.context))
         if now.outcome.rejected_by:
             return TickOutcome.REJECTED
         now.is_new = self._decide(now.context, now.outcome)
@@ -283,6 +296,7 @@ class Planner:
         self.metrics.absent(self._live.absent)
         self._show_unread()
         self.metrics.start_ups(self._live.start_ups_s)
+        self.metrics.plugins(self.externals.states())
         said = snapshot.failure or (
             "the tick took too long" if snapshot.outcome is TickOutcome.TIMEOUT else ""
         )
@@ -352,6 +366,7 @@ class Planner:
         if self._state is not None:
             self.save()
             self._state.close()
+        await self.externals.aclose()
         await self._scaler.aclose()
 
 

@@ -6,16 +6,18 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
 from aiohttp import web
 
 from planner.config.options import PlannerOptions
+from planner.config.plugins import PluginSpec
 from planner.config.profiles import read_profile
 from planner.control import MOST_BODY, application
 from planner.core.types import COMPONENT
+from planner.plugin_api.external import Caller
 from planner.run import Clocks, Learned, Planner, capabilities_of, components_of
 from planner.scalers.base import Scaler, ScalerError
 from planner.scalers.registry import SCALERS
@@ -61,7 +63,22 @@ async def made(options: PlannerOptions) -> AsyncIterator[tuple[Planner, Scaler, 
         )
         scaler = _scaler(options)
         clocks = Clocks(time.monotonic, time.time)  # noqa: TID251 - here it is injected
-        yield Planner(options, live, proxies, scaler, clocks, learned(options)), scaler, proxies
+        planner = Planner(options, live, proxies, scaler, clocks, learned(options))
+        planner.externals.begin(options.plugins, connect_of(options))
+        yield planner, scaler, proxies
+
+
+def connect_of(options: PlannerOptions) -> Callable[[PluginSpec], Caller] | None:
+    """What calls plugins of other processes, where there may be some. Raises StartError."""
+    if not options.plugin and not options.plugin_registration:
+        return None
+    # The rest of the planner does without it, and mostly runs without its library.
+    try:
+        from planner.plugin_api.channel import Channel
+    except ImportError as error:
+        command = "pip install -c constraints.txt '.[planner-grpc]'"
+        raise StartError(f"plugins: {error.name} is not installed; run {command}") from error
+    return Channel
 
 
 def _scaler(options: PlannerOptions) -> Scaler:
@@ -94,7 +111,9 @@ def learned(options: PlannerOptions) -> Learned:
 async def validate(options: PlannerOptions) -> list[str]:
     """What keeps a planner from beginning, a line each."""
     wrong = []
-    async with made(options) as (_, scaler, proxies):
+    async with made(options) as (planner, scaler, proxies):
+        wrong += await planner.externals.silent()
+        await planner.externals.aclose()
         if await proxies.look(0.0) is None:
             wrong += proxies.failures()
         elif not proxies.members(COMPONENT):

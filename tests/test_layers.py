@@ -21,7 +21,7 @@ DIRECTIONS = {
     "replayer": "demo, virtual | replay, simulator | engine, loads, trace, arguments, terminal",
     "analysis": "cli | regret, elastic, plan | check, league, report, thermal"
     " | rivals, runs | bench | measures",
-    "planner": "cli | dry_run | service | control | run | telemetry, state_file, sources, profiling"
+    "planner": "cli | dry_run | service | control | run | telemetry, sources, profiling, plugin_api"
     " | scalers | config | core",
     "planner.core": "memory | builtin | propose, predict.plugin | pipeline, state | merge, rules"
     " | budget, perf, propose.static | observe | predict, types",
@@ -455,6 +455,8 @@ TESTED_ELSEWHERE = {
     "planner.core.types": "vocabulary only",
     "planner.cli": "planner/test_service.py: its errors, and what it validates",
     "planner.config.options": "planner/config/test_load.py: ranges and contradictions",
+    "planner.plugin_api.planner_plugin_pb2_grpc": "generated: test_planner_plugin_pb2.py",
+    "planner.plugin_api.wire": "plugin_api/test_channel.py: both ways, on sockets",
     "planner.scalers.noop": "planner/test_service.py: a planner that only looks",
     "planner.scalers.registry": "planner/test_service.py: the options' scalers are made",
     "planner.sources.counted": "planner/sources/test_live.py and test_prometheus.py",

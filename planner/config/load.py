@@ -35,6 +35,8 @@ ALIASES = {
 """Other names of keys, and the tables that Dynamo puts keys in."""
 TABLES = ("scheduling",)
 """Tables whose keys are options of the same name."""
+PLUGIN = "plugin"
+"""The option whose values are tables."""
 WITHOUT_MEANING = frozenset(
     {
         *(
@@ -92,7 +94,8 @@ def load(given: Mapping[str, Any]) -> Loaded:
         for key, value in _flat(_document(config, origin), origin):
             name = ALIASES.get(key, key)
             if name in PlannerOptions.model_fields:
-                values[name], origins[name] = _text(value), origin
+                values[name] = value if name == PLUGIN else _text(value)
+                origins[name] = origin
             elif key in WITHOUT_MEANING:
                 unused.append(key)
             else:
@@ -129,7 +132,7 @@ def _flat(document: Any, origin: str) -> list[tuple[str, Any]]:
     for key, value in document.items():
         if key in TABLES and isinstance(value, dict):
             found += list(value.items())
-        elif isinstance(value, dict) and key not in WITHOUT_MEANING:
+        elif isinstance(value, dict) and key not in (*WITHOUT_MEANING, PLUGIN):
             raise ConfigError(f"{key!r} in {origin}: a table, but options are single values")
         else:
             found.append((key, value))
@@ -159,7 +162,7 @@ def _explained(error: OptionError, values: Mapping[str, Any], origins: Mapping[s
     allowed = allowed_of(field, option)
     if name not in values:
         shown = "" if field.is_required else f" = {value_text(field.default)} (default)"
-    elif field.kind is SecretStr:
+    elif field.kind is SecretStr or name == PLUGIN:  # a plugin may have a token
         shown = f" ({origins[name]})"
     else:
         shown = f" = {USERINFO.sub('***@', repr(values[name]))[:100]} ({origins[name]})"

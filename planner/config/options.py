@@ -7,12 +7,14 @@ unless a name says `_ms`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from planner.config.plugins import MOST_PLUGINS, PluginSpec, plugins_of, tables_of
 from planner.core.perf.capacity import Slo
 from planner.core.propose.static import DECODE, Aim, Thresholds
 from planner.core.rules import DownRule, Rules, Strategy
@@ -21,7 +23,7 @@ from proxy.config.secrets import SecretStr, is_loopback, long_enough, secret_tex
 from proxy.config.sources import Option
 
 FLEET, TARGETS, LOOPS, PREDICTION = "Fleet", "Targets and limits", "Loops", "Prediction"
-CARRYING, WATCHING = "Carrying out", "Watching"
+PLUGINS, CARRYING, WATCHING = "Plugins", "Carrying out", "Watching"
 Count = Annotated[int, Meta(ge=1, le=10**6)]
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 Word = Annotated[str, Meta(pattern=r"^\S+$")]
@@ -66,7 +68,9 @@ def _words(value: object) -> object:
 class PlannerOptions(Model):
     """Scale a fleet of vLLM instances behind cache-proxy, before users notice."""
 
-    topics: ClassVar[tuple[str, ...]] = (*(FLEET, TARGETS, LOOPS, PREDICTION, CARRYING, WATCHING),)
+    topics: ClassVar[tuple[str, ...]] = (
+        *(FLEET, TARGETS, LOOPS, PREDICTION, PLUGINS, CARRYING, WATCHING),
+    )
 
     proxies: Annotated[
         tuple[str, ...],
@@ -215,6 +219,19 @@ class PlannerOptions(Model):
         Option(PREDICTION, "Tokens that the engines draft per step; 0: none."),
     ] = 0
 
+    plugin: Annotated[
+        tuple[Mapping[str, Any], ...],
+        Before(tables_of),
+        Option(
+            PLUGINS,
+            "Plugins of other processes, which are asked by gRPC; see above.",
+            allowed=f"tables [[plugin]] of a file, or JSON; at most {MOST_PLUGINS}",
+        ),
+    ] = ()
+    plugin_registration: Annotated[
+        bool, Option(PLUGINS, "Plugins may register themselves at the planner's listener.")
+    ] = False
+
     advisory: Annotated[
         bool, Option(CARRYING, "Decide, publish figures and log, and carry out nothing.")
     ] = True
@@ -309,6 +326,12 @@ class PlannerOptions(Model):
         host, port = self.control_address
         if not is_loopback(host) and self.control_token is None:
             raise OptionError("control_token", f"{host}:{port} is not loopback, so it is needed")
+        _ = self.plugins
+
+    @property
+    def plugins(self) -> list[PluginSpec]:
+        """Those of the option `plugin`. Raises OptionError."""
+        return plugins_of(self.plugin, self.tick_max_duration_seconds)
 
     @property
     def aim(self) -> Aim:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from planner.core.budget import Limits
 from planner.core.perf.regression import Inputs
-from planner.core.pipeline import Outcome, Pipeline, Plugin
+from planner.core.pipeline import Outcome, Pipeline, Plugin, Steps, finished
 from planner.core.predict.plugin import LoadPredict
 from planner.core.propose.load import LoadPropose
 from planner.core.propose.reserve import ReservePropose
@@ -27,7 +27,7 @@ class Builtin:
         self.throughput = ThroughputPropose(rules, self.state)
         self.reserve = ReservePropose(rules, self.state)
         self.predict = LoadPredict(rules, self.state)
-        self._pipeline = Pipeline([self.predict, *self._proposers()], limits)
+        self.pipeline = Pipeline([self.predict, *self._proposers()], limits)
 
     def _proposers(self) -> list[Plugin]:
         rules = self.rules
@@ -47,9 +47,13 @@ class Builtin:
         return rules.load_interval_s if is_fast else rules.throughput_interval_s
 
     def tick(self, context: Context) -> Outcome:
-        """Learn what the instances have shown, and decide."""
+        """Learn what the instances have shown, and decide, with builtin plugins alone."""
+        return finished(self.steps(context))
+
+    def steps(self, context: Context) -> Steps:
+        """The same, with whom to ask beside the builtin plugins."""
         self.state.learn(context.engines, self.rules.min_observations)
-        return self._pipeline.tick(context)
+        return self.pipeline.steps(context)
 
 
 def limits_of(gpus: int, least: int, most: int) -> Limits:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from planner.core.types import Kind, Proposal, Stage, Target
+from planner.core.types import Kind, Prediction, Proposal, Stage, Target
+
+MOST_REPLICAS = 10**5
+"""Of a component, in what a plugin of another process says."""
+BOUNDS = {
+    "next_num_req": (0.0, 1e9),
+    "next_isl": (0.0, 1e7),
+    "next_osl": (0.0, 1e7),
+    "hit_ratio": (0.0, 1.0),
+    "accept_length": (1.0, 65.0),
+}
+"""Least and most of each predicted figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +68,32 @@ def _of_one(targets: Sequence[Target], baseline: int) -> int:
     ceilings = [target.replicas for target in targets if target.kind is Kind.AT_MOST]
     floors = [target.replicas for target in targets if target.kind is Kind.AT_LEAST]
     return max(0, *floors, min([wish, *ceilings]))
+
+
+def usable(
+    said: Proposal | Prediction | None, components: Collection[str]
+) -> tuple[Proposal | Prediction | None, tuple[str, ...]]:
+    """What has a meaning in what a plugin of another process says, and names of the rest."""
+    if said is None:
+        return None, ()
+    if isinstance(said, Prediction):
+        # A comparison with NaN is false.
+        wrong = {
+            name: value
+            for name, (least, most) in BOUNDS.items()
+            if (value := getattr(said, name)) is not None and not least <= value <= most
+        }
+        named = tuple(f"{name} {value:g}" for name, value in wrong.items())
+        return replace(said, **dict.fromkeys(wrong)), named
+    kept: list[Target] = []
+    dropped: list[Target] = []
+    for target in said.targets:
+        (kept if _has_meaning(target, components) else dropped).append(target)
+    named = tuple(f"{one.kind} {one.replicas} of {one.component[:64]!r}" for one in dropped)
+    # A part of what was to be final is not.
+    return replace(said, targets=tuple(kept), is_final=said.is_final and not dropped), named
+
+
+def _has_meaning(target: Target, components: Collection[str]) -> bool:
+    is_known = target.component in components and 0 <= target.replicas <= MOST_REPLICAS
+    return is_known or target.kind is Kind.REJECT

@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from planner.core.pipeline import How
 from planner.core.propose.load import LoadDecision
 from planner.core.propose.throughput import ThroughputDecision
 from planner.scalers.base import Failure
@@ -78,6 +79,9 @@ class Metrics:
             "start_up_seconds", "From an order to a ready replica, of the last 64", "quantile"
         )
         self._gpu_hours = self._counter("gpu_hours", "GPU hours of ready and pending replicas")
+        self._plugin = self._gauge(
+            "plugin_state", "1 for what came of a plugin in the last tick", "plugin", "state"
+        )
         self._advisory = self._gauge("advisory", "1 while nothing is carried out")
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
@@ -117,6 +121,13 @@ class Metrics:
     def unread(self, count: int) -> None:
         """Engines that are up and were not read."""
         self._unread.set(count)
+
+    def plugins(self, states: Mapping[str, How]) -> None:
+        """What came of each plugin; one that is gone has no series."""
+        self._plugin.clear()
+        for name, last in states.items():
+            for how in How:
+                self._plugin.labels(name, how).set(how is last)
 
     def tick(self, snapshot: Snapshot, gpu_hours: float) -> None:
         """Show a tick; `gpu_hours`: since the one before."""

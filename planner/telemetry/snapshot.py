@@ -8,11 +8,11 @@ from enum import StrEnum
 from typing import Any
 
 from planner.core.builtin import Builtin
-from planner.core.pipeline import Outcome
+from planner.core.pipeline import Heard, Outcome
 from planner.core.propose.load import Judge, LoadDecision
 from planner.core.propose.reserve import ReserveDecision
 from planner.core.propose.throughput import ThroughputDecision
-from planner.core.types import Context
+from planner.core.types import Context, Kind, Proposal, Target
 
 
 class TickOutcome(StrEnum):
@@ -79,7 +79,26 @@ def decided_of(outcome: Outcome, builtin: Builtin) -> dict[str, Any]:
         "limits": outcome.limits.reason,
         "rejected_by": outcome.rejected_by,
         "targets": dict(outcome.targets),
+        "plugins": [heard_of(one) for one in outcome.heard],
     }
+
+
+def heard_of(one: Heard) -> dict[str, Any]:
+    """What a plugin of another process has said, or why not."""
+    said: dict[str, Any] = {}
+    if isinstance(one.said, Proposal):
+        targets = [_wish(target) for target in one.said.targets]
+        said = {"says": targets, "final": one.said.is_final, "reason": one.said.reason}
+    elif one.said is not None:
+        said = {"predicts": {k: v for k, v in asdict(one.said).items() if v is not None}}
+    told = {"name": one.name, "stage": one.stage, "state": one.how, **said}
+    return told | {"failure": one.failure, "dropped": one.dropped}
+
+
+def _wish(target: Target) -> str:
+    if target.kind is Kind.REJECT:
+        return "reject"
+    return f"{target.kind} {target.replicas} of {target.component}"
 
 
 def reason_of(decided: Mapping[str, Any]) -> str:
@@ -102,6 +121,11 @@ def reason_of(decided: Mapping[str, Any]) -> str:
     if decided["floors"]:
         floors = ", ".join(f"{name} {count}" for name, count in decided["floors"].items())
         parts.append(f"lower bound: {floors}")
+    parts += [
+        f"plugin {one['name']}: {', '.join(one['says'])}"
+        for one in decided.get("plugins", ())
+        if one.get("says")
+    ]
     if decided["limits"]:
         parts.append(decided["limits"])
     return "; ".join(parts)

@@ -16,10 +16,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from planner import control
 from planner.control import application
 from planner.core.types import COMPONENT
+from planner.plugin_api.channel import Channel
 from planner.scalers.base import Decision
 from planner.scalers.noop import NoopScaler
 from planner.scalers.virtual import VirtualScaler
 from proxy.config.secrets import SecretStr
+from tests.planner.plugin_api.server import Plugin, served, wish
 from tests.planner.scalers.test_virtual import FLEET
 from tests.planner.test_run import Stage
 
@@ -207,3 +209,84 @@ async def test_with_a_token_any_host_may_read(tmp_path: Path) -> None:
     async with listening(Stage(tmp_path), token="a-token-of-mine") as client:
         async with client.get("/metrics", headers=sent) as found:
             assert found.status == 200
+
+
+PLUGIN = "/v1/planner/plugins/theirs"
+
+
+async def test_a_plugin_registers_itself_says_so_again_and_goes(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, plugin_registration=True, tick_max_duration_seconds=300.0)
+    plugin = Plugin(wish("AT_LEAST", 6, COMPONENT))
+    plugin.token = "what it wants to be called with"
+    async with served(plugin) as port, listening(stage) as client:
+        stage.planner.externals.begin([], Channel)
+        told = {
+            "stage": "propose",
+            "address": f"127.0.0.1:{port}",
+            "token": plugin.token,
+            "deadline_seconds": 25,
+        }
+        assert await answer(client, "PUT", PLUGIN, told) == (200, {"lease_seconds": 15.0})
+        await stage.ticks(1)
+        assert await answer(client, "PUT", PLUGIN, told) == (200, {"lease_seconds": 15.0})
+        decision = stage.planner.decision
+        assert decision is not None
+        assert decision.targets == {COMPONENT: 6}
+        _, (shown,) = await answer(client, "GET", "/v1/planner/plugins")
+        assert (shown["registered"], shown["state"]) == (True, "answered")
+        assert plugin.token not in str(shown)
+        metrics = stage.planner.metrics.text().decode()
+        assert 'plugin_state{plugin="theirs",state="answered"} 1.0' in metrics
+        other = told | {"address": "127.0.0.1:1"}
+        status, refused = await answer(client, "PUT", PLUGIN, other)
+        assert (status, refused["error"]) == (
+            409,
+            "theirs: a plugin at another address has that name",
+        )
+        assert (await answer(client, "DELETE", PLUGIN))[0] == 204
+        assert (await answer(client, "DELETE", PLUGIN))[0] == 404
+        await stage.ticks(1)
+        assert "plugin_state{" not in stage.planner.metrics.text().decode()
+        await stage.planner.end()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        (b"{", 400, "not JSON"),
+        ({"stage": "propose", "address": "127.0.0.1:1", "self": 1}, 400, "'self' is not known"),
+        ({"stage": "propose"}, 422, "'theirs', address: it is not given"),
+        ({"stage": "execute", "address": "127.0.0.1:1"}, 422, "'theirs', stage: one of predict"),
+        ({"stage": "propose", "address": "unix:/run/x"}, 422, "not of the form HOST:PORT"),
+        ({"stage": "propose", "address": "10.0.0.1:1"}, 422, "not loopback, so it is needed"),
+        (
+            {"stage": "propose", "address": "127.0.0.1:1", "token": "@/etc/hostname"},
+            422,
+            "the text itself, and no file",
+        ),
+        (
+            {"stage": "propose", "address": "127.0.0.1:1", "deadline_seconds": 4},
+            422,
+            "at most 3, a tenth of tick_max_duration_seconds",
+        ),
+    ],
+)
+async def test_a_registration_that_cannot_be_used(
+    tmp_path: Path, body: Any, status: int, why: str
+) -> None:
+    stage = Stage(tmp_path, plugin_registration=True)
+    async with listening(stage) as client:
+        found, told = await answer(client, "PUT", PLUGIN, body)
+    assert found == status
+    assert why in told["error"]
+
+
+async def test_nobody_registers_unasked_or_without_the_token(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    told = {"stage": "propose", "address": "127.0.0.1:1"}
+    async with listening(stage) as client:
+        off = 403, {"error": "plugin_registration is off"}
+        assert await answer(client, "PUT", PLUGIN, told) == off
+        assert await answer(client, "DELETE", PLUGIN) == off
+    async with listening(stage, token="a-long-enough-token") as client:
+        assert (await answer(client, "PUT", PLUGIN, told))[0] == 401

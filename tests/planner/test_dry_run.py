@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from planner import cli
 from planner.config.options import PlannerOptions
 from planner.config.profiles import write_profile
 from planner.core.perf.profile import DecodePoint, PrefillPoint, Profile
+from planner.core.pipeline import How
 from planner.core.types import COMPONENT, Traffic
-from planner.dry_run import planned
+from planner.dry_run import planned, with_plugins
 from planner.run import Learned
 from planner.service import learned
+from tests.planner.plugin_api.server import Plugin, served, wish
 from tests.planner.sources.test_trace import written
 from tests.planner.test_run import Stage
 
@@ -79,3 +82,36 @@ async def test_a_planner_with_a_profile_knows_its_engines_from_the_start(tmp_pat
     model = stage.planner.builtin.state.model(COMPONENT)
     assert model is not None
     assert model(2000.0, 0.0) == pytest.approx(0.11, rel=0.2)
+
+
+async def test_plugins_have_their_say_of_each_interval() -> None:
+    plugin = Plugin(wish("AT_MOST", 1, COMPONENT))
+    async with served(plugin) as port:
+        table = {"name": "least", "stage": "propose", "address": f"127.0.0.1:{port}"}
+        slow = {"tick_max_duration_seconds": 300.0}
+        own = options(plugin=[table | {"deadline_seconds": 25.0}], max_gpu_budget=-1, **slow)
+        found = list(planned(LOAD, own, Learned(PROFILE.priors(8192))))
+        told = await with_plugins(found, own)
+    targets = [one.targets[COMPONENT] for one in told]
+    assert targets == [1] * len(LOAD)
+    assert (found[3].replicas or 0) > 1
+    assert [one.heard[0].how for one in told] == [How.ANSWERED] * len(LOAD)
+    first, second = plugin.asked[:2]
+    assert not first.context.HasField("traffic")
+    assert second.context.traffic.requests == LOAD[0].requests
+
+
+def test_a_plugin_that_is_not_there_is_in_the_audit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = written(tmp_path / "a.jsonl", [(n / 20, 1000, 100) for n in range(800)])
+    table = '{"name": "away", "stage": "propose", "address": "127.0.0.1:1"}'
+    audit = tmp_path / "audit.jsonl"
+    words = ["dry-run", str(trace), "--plugin", table, "--audit-log", str(audit)]
+    assert cli.main([*words, "--throughput-adjustment-interval-seconds", "10"]) == 0
+    assert "plugins" in capsys.readouterr().out
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    states = [line["plugins"][0]["state"] for line in lines]
+    assert states[:4] == ["failed", "failed", "failed", "off"]
+    assert "unavailable" in lines[0]["plugins"][0]["failure"]
+    assert lines[0]["targets"] == {COMPONENT: 1}

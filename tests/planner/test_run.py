@@ -16,9 +16,9 @@ from planner.config.options import PlannerOptions
 from planner.core.types import COMPONENT, Capabilities, Context, Engine, Replicas, Traffic
 from planner.run import Clocks, Learned, Planner, components_of
 from planner.scalers.base import Applied, Decision, Failure, Fleet, Scaler, ScalerError
+from planner.scalers.state_file import StateFile
 from planner.sources.live import Live
 from planner.sources.proxy import Proxies
-from planner.state_file import StateFile
 from planner.telemetry.snapshot import TickOutcome
 
 
@@ -289,7 +289,7 @@ async def test_figures_that_a_rule_cannot_take_cost_one_tick(
 ) -> None:
     stage = Stage(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(stage.planner.builtin, "tick", lambda context: 1 / (context.tick - 1))
+        patched.setattr(stage.planner.builtin, "steps", lambda context: 1 / (context.tick - 1))
         assert await stage.ticks(1) == [TickOutcome.FAILED]
     assert TickOutcome.FAILED not in await stage.ticks(3)
 

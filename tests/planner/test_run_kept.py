@@ -15,9 +15,9 @@ from planner.config.options import PlannerOptions
 from planner.core.types import COMPONENT, Capabilities, Context, Replicas
 from planner.run import Clocks, Planner
 from planner.scalers.base import Applied, Decision, Failure, Fleet, Scaler, ScalerError
+from planner.scalers.state_file import Kept, StateError, StateFile
 from planner.sources.live import Live
 from planner.sources.proxy import Proxies
-from planner.state_file import Kept, StateError, StateFile
 from planner.telemetry.snapshot import TickOutcome
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import aiohttp
@@ -12,9 +15,11 @@ import pytest
 
 from planner import cli
 from planner.config.options import PlannerOptions
+from planner.scalers.state_file import StateFile
 from planner.service import MOST_CLIENTS, StartError, serve, validate
-from planner.state_file import StateFile
+from tests.planner.plugin_api.server import Plugin, served, wish
 from tests.support.harness import proxied, until
+from tests.test_layers import ROOT
 
 
 def options(folder: Path, url: str, **more: object) -> PlannerOptions:
@@ -61,6 +66,78 @@ async def test_it_plans_until_a_signal_comes(
         os.kill(os.getpid(), signal.SIGTERM)
         await serving
     StateFile(tmp_path / "state.json").close()
+
+
+async def test_a_plugin_decides_from_the_configuration_to_the_audit(tmp_path: Path) -> None:
+    plugin = Plugin(wish("AT_LEAST", 5, "combined", reason="a sale"))
+    audit = tmp_path / "audit.jsonl"
+    async with proxied(tmp_path, 1) as (proxy, _), served(plugin) as port:
+        table: dict[str, object] = {
+            "name": "sale",
+            "stage": "propose",
+            "address": f"127.0.0.1:{port}",
+        }
+        slow = {"tick_max_duration_seconds": 300.0, "audit_log": audit}
+        table |= {"deadline_seconds": 25.0}
+        own = options(tmp_path, proxy.server.url, plugin=[table], **slow)
+        assert await validate(own) == []
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(serve(own))
+            await until(lambda: audit.is_file() and audit.read_bytes().endswith(b"\n"))
+            os.kill(os.getpid(), signal.SIGTERM)
+            await serving
+    line = json.loads(audit.read_text().splitlines()[0])
+    assert line["targets"] == {"combined": 5}
+    assert "plugin sale: at_least 5 of combined" in line["decision"]["reason"]
+    (told,) = line["decided"]["plugins"]
+    assert told == {
+        "name": "sale",
+        "stage": "propose",
+        "state": "answered",
+        "says": ["at_least 5 of combined"],
+        "final": False,
+        "reason": "a sale",
+        "failure": "",
+        "dropped": [],
+    }
+    away, *_ = await validate(options(tmp_path, "127.0.0.1:1", plugin=[table], **slow))
+    assert away.startswith(f"plugin sale: 127.0.0.1:{port}: unavailable: ")
+
+
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys(%r))
+from planner.cli import main
+sys.exit(main(["run", "--proxies", "p:1", *sys.argv[1:]]))
+"""
+"""A module that is None in sys.modules is one that is not installed."""
+
+
+@pytest.mark.parametrize("missing", ["grpc", "google"])
+def test_plugins_without_their_extra_are_a_line(tmp_path: Path, missing: str) -> None:
+    code = WITHOUT % [missing]
+    words = ["--plugin-registration", "--state-file", f"{tmp_path}/s"]
+    command = [sys.executable, "-c", code, *words]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    said = "is not installed; run pip install -c constraints.txt '.[planner-grpc]'"
+    assert said in run.stderr
+    assert run.stderr.count("\n") == 1
+
+
+def test_without_plugins_nothing_of_grpc_is_imported(tmp_path: Path) -> None:
+    code = """
+import asyncio, sys
+from planner.config.load import load
+from planner.service import validate
+asyncio.run(validate(load({"proxies": ("127.0.0.1:1",)}).options))
+print(*sys.modules)
+"""
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    tops = {name.split(".")[0] for name in run.stdout.split()}
+    assert "planner" in tops
+    assert not tops & {"grpc", "google"}
 
 
 async def test_a_taken_port_is_a_line(tmp_path: Path) -> None:

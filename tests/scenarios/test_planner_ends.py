@@ -22,10 +22,10 @@ from planner.core.types import COMPONENT
 from planner.run import Clocks, Planner, capabilities_of, components_of
 from planner.scalers.command import Command
 from planner.scalers.exec import ExecScaler
+from planner.scalers.state_file import Kept, StateFile
 from planner.sources.engines import Engines
 from planner.sources.live import Live
 from planner.sources.proxy import Proxies
-from planner.state_file import Kept, StateFile
 from replayer.simulator.host import SimFleet
 from tests.support.harness import ServedProxy, chat, until
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.core.budget import Limits
 from planner.core.perf.capacity import Slo
-from planner.core.pipeline import Pipeline
+from planner.core.pipeline import Failed, Heard, How, Pipeline, Remote
 from planner.core.predict.plugin import LoadPredict
 from planner.core.propose.load import LoadDecision, LoadPropose
 from planner.core.propose.throughput import ThroughputDecision, ThroughputPropose
@@ -262,3 +263,56 @@ def test_of_two_engines_that_disagree_neither_is_believed() -> None:
     before = len(state.models["c"].observations)
     state.learn({"c": [Engine("a", 0.02, 10.0, 4, 900.0), Engine("b", 1.0, 10.0, 4, 900.0)]}, 5)
     assert len(state.models["c"].observations) == before
+
+
+FAILS = [(now_s, Failed("x")) for now_s in (15.0, 17.0, 19.0, 78.0, 79.0, 84.0)]
+"""The third begins 60 s of silence, and so does the one that is tried behind them."""
+
+
+def remote(**more: Any) -> Remote:
+    return Remote("theirs", Stage.PROPOSE, 50, **more)
+
+
+def tick_with(pipeline: Pipeline, now_s: float, said: Proposal | Failed | None) -> Heard:
+    """One tick in which the plugin of another process, if it is asked, says that."""
+    steps = pipeline.steps(context(now_s))
+    try:
+        ask = next(steps)
+        while True:
+            ask = steps.send({one.name: said for one in ask.plugins})
+    except StopIteration as end:
+        (heard,) = end.value.heard
+        assert isinstance(heard, Heard)
+        return heard
+
+
+def test_a_failure_between_two_answers_leaves_the_last_one_until_it_is_off() -> None:
+    pipeline = Pipeline([], LIMITS)
+    pipeline.add(remote(holds=True))
+    first = wish(Kind.AT_MOST, 1)
+    hows = []
+    told: list[tuple[float, Proposal | Failed]] = [(0.0, first), (5.0, Failed("x")), (10.0, first)]
+    for now_s, said in (*told, *FAILS, (139.0, first)):
+        heard = tick_with(pipeline, now_s, said)
+        hows.append((heard.how, heard.said is None))
+    assert hows == [
+        (How.ANSWERED, False),
+        (How.FAILED, False),
+        (How.ANSWERED, False),
+        (How.FAILED, False),
+        (How.FAILED, False),
+        (How.FAILED, True),
+        (How.OFF, True),
+        (How.FAILED, True),
+        (How.OFF, True),
+        (How.ANSWERED, False),
+    ]
+
+
+def test_ticks_without_an_asker_go_on_without_those_plugins() -> None:
+    pipeline = Pipeline([], LIMITS)
+    pipeline.add(remote())
+    found = pipeline.tick(context())
+    assert (found.targets, found.heard[0].how) == ({"c": 2}, How.IDLE)
+    pipeline.remove("theirs")
+    assert pipeline.tick(context()).heard == ()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.scalers.base import Decision
-from planner.state_file import Kept, StateError, StateFile
+from planner.scalers.state_file import Kept, StateError, StateFile
 
 KEPT = Kept(
     Decision(4, {"combined": 3}, 12.5, "load"), {"floors": {}}, {"acknowledged": 4}, {"a": 2}

@@ -1,0 +1,1 @@
+"""Plugins of the planner that are other processes: who they are, and how they are asked."""
