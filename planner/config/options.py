@@ -189,7 +189,8 @@ class PlannerOptions(Model):
     ] = "consolidation"
 
     load_predictor: Annotated[
-        Literal["constant", "kalman", "holt", "seasonal"], Option(PREDICTION, "The predictor.")
+        Literal["constant", "kalman", "holt", "seasonal", "ensemble"],
+        Option(PREDICTION, "The predictor; ensemble: the one of the others that has cost least."),
     ] = "kalman"
     load_predictor_log1p: Annotated[
         bool, Option(PREDICTION, "Predict the logarithm: growth by a factor is a line then.")
