@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from planner.core.types import Capabilities, Context, Prediction, Traffic
 from planner.run import Learned, capabilities_of
 from planner.service import learned
 from planner.sources.trace import files, windows
+from planner.sources.workers.child import START_S, Child
+from planner.sources.workers.forecasts import asking, child_of
 
 MOST_ROWS = 60
 """Of the table; a longer trace shows every so many of its intervals."""
@@ -50,18 +53,23 @@ def run(given: argparse.Namespace, console: Console) -> int:
     """Print the table; no fleet is asked."""
     options = load({"proxies": ("none",), **vars(given)}).options
     interval_s = options.throughput_adjustment_interval_seconds
-    found = list(planned(list(windows(files(given.trace), interval_s)), options, learned(options)))
-    _print(found, console)
+    traffic, known = list(windows(files(given.trace), interval_s)), learned(options)
+    child = child_of(options.load_predictor, time.monotonic, START_S)
+    try:
+        _print(list(planned(traffic, options, known, child)), console)
+    finally:
+        if child is not None:
+            child.close()
     return 0
 
 
 def planned(
-    traffic: Sequence[Traffic], options: PlannerOptions, known: Learned
+    traffic: Sequence[Traffic], options: PlannerOptions, known: Learned, child: Child | None = None
 ) -> Iterator[Interval]:
-    """Every interval, predicted from those before it alone."""
+    """Every interval, predicted from those before it alone. `child`: that of the predictor."""
     rules, of = options.rules, capabilities_of(options)
     state = PlannerScalingState(known.priors)
-    predict = LoadPredict(rules, state)
+    predict = LoadPredict(rules, state) if child is None else asking(rules, child.ask)
     predict.warm_up(known.windows)
     model = state.fresh(rules.min_observations) if known.priors else None
     said = Prediction()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.core.predict.base import Constant, Predictor
-from planner.core.predict.kalman import Kalman
-from planner.core.predict.smoothing import Holt, Seasonal
+from planner.core.predict.base import Predictor
 
-EXPERTS: tuple[type[Predictor], ...] = (Constant, Holt, Kalman, Seasonal)
 MARGINS = (None, 0.55, 0.65, 0.75)
 """What stands above an expert: nothing, or such a quantile of its own errors."""
 TAU = 0.8
@@ -20,15 +19,16 @@ ERRORS, LEAST_ERRORS = 128, 8
 KEPT = 0.98
 """Share of the losses so far that counts one interval later."""
 HEAD_START = 0.03
-"""Part of a value by which the last value is ahead of all others: they have to earn their turn."""
+"""Part of a value by which the first expert, plain, is ahead: others have to earn their turn."""
 REMEMBERED = 1024
 MOST_DISTANCES = 4
+Values = NDArray[np.float64]
 
 
-def pinball(actual: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+def pinball(actual: float, predicted: Values) -> Values:
     """The losses of predictions."""
     short = actual - predicted
-    return np.where(short >= 0.0, TAU * short, (TAU - 1.0) * short)
+    return np.maximum(TAU * short, (TAU - 1.0) * short)
 
 
 class Ensemble(Predictor):
@@ -39,9 +39,9 @@ class Ensemble(Predictor):
     2.11). What it says depends on the values alone, not on when it was asked.
     """
 
-    def __init__(self, *, log: bool = False) -> None:
+    def __init__(self, experts: Sequence[type[Predictor]], *, log: bool = False) -> None:
         super().__init__()  # losses are of plain values: only the experts see logarithms
-        self._experts_log = log
+        self._experts, self._experts_log = experts, log
         self._values: deque[float] = deque(maxlen=REMEMBERED)
         self._shadows: dict[int, _Shadow] = {}
 
@@ -54,7 +54,9 @@ class Ensemble(Predictor):
         if intervals not in self._shadows:
             while len(self._shadows) >= MOST_DISTANCES:
                 del self._shadows[next(iter(self._shadows))]
-            shadow = self._shadows[intervals] = _Shadow(intervals, log=self._experts_log)
+            shadow = self._shadows[intervals] = _Shadow(
+                [make(log=self._experts_log) for make in self._experts], intervals
+            )
             for value in self._values:
                 shadow.observe(value)
         return self._shadows[intervals].best()
@@ -63,31 +65,31 @@ class Ensemble(Predictor):
 class _Shadow:
     """The experts at one distance: what they say, by how much they erred, what that has cost."""
 
-    def __init__(self, ahead: int, *, log: bool) -> None:
-        self._ahead = ahead
-        self._experts = [make(log=log) for make in EXPERTS]
-        self._awaited: deque[tuple[np.ndarray, np.ndarray]] = deque()
-        self._errors: deque[np.ndarray] = deque(maxlen=ERRORS)
-        self._losses = np.zeros(len(MARGINS) * len(EXPERTS))
+    def __init__(self, experts: Sequence[Predictor], ahead: int) -> None:
+        self._experts, self._ahead = experts, ahead
+        self._awaited: deque[tuple[Values, Values]] = deque()
+        self._errors: deque[Values] = deque(maxlen=ERRORS)
+        self._losses = np.zeros(len(MARGINS) * len(experts))
 
     def observe(self, value: float) -> None:
         """Judge what was said of this interval, and say the one that is `ahead` of it."""
         if len(self._awaited) == self._ahead:
             said, candidates = self._awaited.popleft()
             self._errors.append(value - said)
-            self._losses = KEPT * self._losses + pinball(np.array(value), candidates)
+            self._losses = KEPT * self._losses + pinball(value, candidates)
         for expert in self._experts:
             expert.observe(value)
         told = [expert.predict(self._ahead) or 0.0 for expert in self._experts]
         said = np.maximum(0.0, np.array(told))
         self._awaited.append((said, self._candidates(said)))
 
-    def _candidates(self, said: np.ndarray) -> np.ndarray:
+    def _candidates(self, said: Values) -> Values:
         quantiles = [quantile for quantile in MARGINS if quantile is not None]
         margins = np.zeros((len(quantiles), len(said)))
         if len(self._errors) >= LEAST_ERRORS:
             margins = np.quantile(np.array(self._errors), quantiles, axis=0)
-        return np.maximum(0.0, np.concatenate([said, *(said + margin for margin in margins)]))
+        found: Values = np.concatenate([said, *(said + margin for margin in margins)])
+        return np.maximum(0.0, found)
 
     def best(self) -> float:
         """What the candidate with the least loss has said last."""
