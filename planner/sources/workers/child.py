@@ -9,6 +9,7 @@ import selectors
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import orjson
 
@@ -46,8 +47,8 @@ class Child:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start it, so that it is ready once it is asked."""
-        with self._lock:
+        """Start it, so that it is ready once it is asked; a failure is said then."""
+        with self._lock, suppress(OSError):
             self._running()
 
     def ask(self, question: object) -> float | None:

@@ -84,5 +84,6 @@ def test_one_that_has_not_begun_is_waited_for_until_it_should_have(
 
 def test_what_cannot_be_started_has_no_answer() -> None:
     missing = Child(("/no/such/program",), time.monotonic, 1.0)
+    missing.start()
     assert missing.ask([1]) is None
     missing.close()
