@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,8 @@ from planner.plugin_api.external import Externals
 from planner.run import Learned, capabilities_of
 from planner.service import StartError, connect_of, learned
 from planner.sources.trace import files, windows
+from planner.sources.workers.child import START_S, Child
+from planner.sources.workers.forecasts import asking, child_of
 from planner.telemetry.snapshot import heard_of
 from replayer.arguments import InputError
 
@@ -68,7 +71,13 @@ def run(given: argparse.Namespace, console: Console) -> int:
     """Print the table; no fleet is asked."""
     options = load({"proxies": ("none",), **vars(given)}).options
     interval_s = options.throughput_adjustment_interval_seconds
-    found = list(planned(list(windows(files(given.trace), interval_s)), options, learned(options)))
+    traffic, known = list(windows(files(given.trace), interval_s)), learned(options)
+    child = child_of(options.load_predictor, time.monotonic, START_S)
+    try:
+        found = list(planned(traffic, options, known, child))
+    finally:
+        if child is not None:
+            child.close()
     try:
         told = asyncio.run(with_plugins(found, options)) if options.plugin else []
     except StartError as error:
@@ -142,12 +151,12 @@ def _audit(found: Sequence[Interval], told: Sequence[Outcome], options: PlannerO
 
 
 def planned(
-    traffic: Sequence[Traffic], options: PlannerOptions, known: Learned
+    traffic: Sequence[Traffic], options: PlannerOptions, known: Learned, child: Child | None = None
 ) -> Iterator[Interval]:
-    """Every interval, predicted from those before it alone."""
+    """Every interval, predicted from those before it alone. `child`: that of the predictor."""
     rules, of = options.rules, capabilities_of(options)
     state = PlannerScalingState(known.priors)
-    predict = LoadPredict(rules, state)
+    predict = LoadPredict(rules, state) if child is None else asking(rules, child.ask)
     predict.warm_up(known.windows)
     model = state.fresh(rules.min_observations) if known.priors else None
     said = Prediction()

@@ -23,12 +23,15 @@ from planner.scalers.base import Applied, Decision, Scaler, ScalerError
 from planner.scalers.state_file import Kept, StateError, StateFile
 from planner.sources.live import Live
 from planner.sources.proxy import Proxies
+from planner.sources.workers.forecasts import Forecasts, child_of
 from planner.telemetry.metrics import Metrics
 from planner.telemetry.recorder import Recorder
 from planner.telemetry.report import report_html
 from planner.telemetry.snapshot import Snapshot, TickOutcome, decided_of, reason_of, seen_of
 from replayer.arguments import replace_file
 
+ASK_S = 4.0
+"""A forecast of a child process is waited for so long."""
 SAVE_S = 60.0
 """Time between two writes of what was learned; decisions are written at once."""
 _log = logging.getLogger("planner")
@@ -111,6 +114,9 @@ class Planner:
         self.externals = Externals(self.builtin.pipeline, clocks.now_s)
         """The plugins of other processes."""
         self._warm_up = learned.windows
+        deadline_s = min(ASK_S, options.tick_max_duration_seconds / 6)  # three are asked for
+        child = child_of(options.load_predictor, clocks.now_s, deadline_s)
+        self._forecasts = None if child is None else Forecasts(options.rules, child)
         self.metrics = Metrics()
         self.metrics.is_advisory(advisory=options.advisory)
         self.recorder = Recorder()
@@ -153,6 +159,11 @@ class Planner:
             why_anew = f"state_file {self._options.state_file}: of another form: {error}"
         if why_anew:
             _log.warning("%s; begun anew", why_anew)
+        if self._forecasts is not None:
+            learner = self._forecasts.predict
+            learn = learner.recall if kept.learned else learner.warm_up
+            learn(self.builtin.predict.windows)
+            self._forecasts.start()
         self._noted = kept.notes
         self.decision = kept.decision
         if kept.decision is not None and kept.advisory and not self._options.advisory:
@@ -204,6 +215,9 @@ class Planner:
         if now.context is None:
             now.failure = "; ".join(self._proxies.failures())
             return TickOutcome.NO_DATA
+        if self._forecasts is not None:
+            prediction = await self._forecasts.of(now.context)
+            now.context = replace(now.context, prediction=prediction)
         now.outcome = await self.externals.decided(self.builtin.steps(now.context))
         if now.outcome.rejected_by:
             return TickOutcome.REJECTED
@@ -363,6 +377,8 @@ class Planner:
     async def end(self) -> None:
         """Keep what was learned, write the last report, and let another planner begin."""
         self.report()
+        if self._forecasts is not None:
+            self._forecasts.close()
         if self._state is not None:
             self.save()
             self._state.close()

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from planner.config.plugins import MOST_PLUGINS, PluginSpec, plugins_of, tables_of
 from planner.core.perf.capacity import Slo
+from planner.core.predict import PREDICTORS
 from planner.core.propose.static import DECODE, Aim, Thresholds
 from planner.core.rules import DownRule, Rules, Strategy
 from proxy.config.model import After, Before, Model, OptionError
@@ -193,7 +194,12 @@ class PlannerOptions(Model):
     ] = "consolidation"
 
     load_predictor: Annotated[
-        Literal["constant", "kalman", "holt", "seasonal"], Option(PREDICTION, "The predictor.")
+        Literal["constant", "kalman", "holt", "seasonal", "ensemble", "arima"],
+        Option(
+            PREDICTION,
+            "The predictor. ensemble: the one of those before it that has cost least. arima: by "
+            "statsmodels in a process of its own, which is in the extra planner.",
+        ),
     ] = "kalman"
     load_predictor_log1p: Annotated[
         bool, Option(PREDICTION, "Predict the logarithm: growth by a factor is a line then.")
@@ -393,7 +399,8 @@ class PlannerOptions(Model):
             load_scaling=self.enable_load_scaling,
             throughput_interval_s=self.throughput_adjustment_interval_seconds,
             load_interval_s=self.load_adjustment_interval_seconds,
-            predictor=self.load_predictor,
+            # What a child process predicts is told to the core; this is for where it does not.
+            predictor=self.load_predictor if self.load_predictor in PREDICTORS else "constant",
             predictor_log=self.load_predictor_log1p,
             sensitivity=self.load_scaling_down_sensitivity / 100,
             down_rule=DownRule(self.scale_down_rule),

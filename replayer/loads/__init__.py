@@ -13,6 +13,7 @@ SYNTHETIC: dict[str, Callable[[int], Load]] = {
     "step": synthetic.step,
     "spike": synthetic.spike,
     "day": synthetic.day,
+    "late": synthetic.late,
 }
 RECORDED: dict[str, tuple[str, Callable[[Path, int], Load]]] = {
     "azure-code": (recorded.AZURE_CODE, recorded.azure_code),

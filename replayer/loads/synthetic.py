@@ -1,4 +1,4 @@
-"""Loads without a trace: a ramp, a step, spikes, a day. The seed draws all of it."""
+"""Loads without a trace: a ramp, a step, spikes, a day, a late start. The seed draws all of it."""
 
 from __future__ import annotations
 
@@ -75,6 +75,17 @@ def spike(seed: int) -> Load:
     requests = _drawn("spike", seed, rate, (SHORT_S, SPIKE_RPS))
     rises_s = tuple(begin_s for begin_s, _ in SPIKES_S)
     return Load(name="spike", seed=seed, requests=requests, end_s=SHORT_S, rises_s=rises_s)
+
+
+def late(seed: int) -> Load:
+    """Nothing for ten minutes, then the quiet rate, then three times that."""
+    begin_s, end_s = STEP_S
+
+    def rate(at_s: float) -> float:
+        return 0.0 if at_s < begin_s else STEP_RPS if at_s >= end_s else QUIET_RPS
+
+    requests = _drawn("late", seed, rate, (SHORT_S, STEP_RPS))
+    return Load(name="late", seed=seed, requests=requests, end_s=SHORT_S, rises_s=STEP_S)
 
 
 def day(seed: int) -> Load:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -19,6 +20,7 @@ from planner.scalers.base import Applied, Decision, Failure, Fleet, Scaler, Scal
 from planner.scalers.state_file import StateFile
 from planner.sources.live import Live
 from planner.sources.proxy import Proxies
+from planner.sources.workers.forecasts import COMMANDS
 from planner.telemetry.snapshot import TickOutcome
 
 
@@ -42,6 +44,7 @@ class Looks:
         self.unread: dict[str, str] = {}
         self.start_ups_s: list[float] = []
         self.waits: asyncio.Event | None = None
+        self.requests = 10.0
 
     async def look(self, tick: int, now_s: float, expected: Mapping[str, int]) -> Context | None:
         if self.waits is not None:
@@ -58,7 +61,7 @@ class Looks:
             now_s,
             {COMPONENT: Replicas(self.ready, wanted, max(0, wanted - self.ready))},
             {COMPONENT: Capabilities()},
-            Traffic(5.0, 10.0, 2000.0, 100.0, 0.0),
+            Traffic(5.0, self.requests, 2000.0, 100.0, 0.0),
             {COMPONENT: engines},
             baseline={COMPONENT: wanted},
         )
@@ -310,3 +313,34 @@ async def test_engines_that_are_not_read_are_said_once_and_counted(
         "1 engines are not read; a: GET http://a/metrics: status 401",
         "all engines are read again",
     ]
+
+
+async def test_what_a_child_forecasts_is_the_prediction_and_the_child_ends_with_the_planner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This one notes its number, and says 777 whatever it is asked."""
+    note = tmp_path / "note"
+    says = f"""if True:
+        import os, sys
+        open({str(note)!r}, "w").write(str(os.getpid()))
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            print(777, flush=True)
+    """
+    monkeypatch.setitem(COMMANDS, "arima", (sys.executable, "-c", says))
+    stage = Stage(tmp_path, load_predictor="arima")
+    found = set[float | None]()
+    for n in range(60):  # it may take a while to start
+        stage.looks.requests = 10.0 + n
+        said = (await stage.planner.tick()).decided
+        assert said is not None
+        found.add(said["prediction"]["next_num_req"])
+        assert said["prediction"]["hit_ratio"] == 0.0
+        stage.clock.now_s += 180.0
+        if 777.0 in found:
+            break
+    assert {10.0, 11.0, 12.0, 13.0, 777.0} <= found
+    process = Path("/proc") / note.read_text()
+    assert process.exists()
+    await stage.planner.end()
+    assert not process.exists()

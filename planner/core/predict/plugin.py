@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from planner.core.predict import PREDICTORS
+from planner.core.predict import PREDICTORS, Predictor
 from planner.core.rules import Rules
 from planner.core.state import PlannerScalingState
 from planner.core.types import Context, Prediction, Stage, Traffic
@@ -15,19 +15,27 @@ WINDOWS = 512
 
 
 class LoadPredict:
-    """Predicts requests and lengths; of cached shares and accept lengths it knows the last ones."""
+    """Predicts requests and lengths; of cached shares and accept lengths it knows the last ones.
+
+    `predictors`: of requests, prompts and answers, where those that the rules name are not wanted.
+    """
 
     name = "builtin_load_predict"
     stage = Stage.PREDICT
     priority = 100
     holds = True
 
-    def __init__(self, rules: Rules, state: PlannerScalingState) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        state: PlannerScalingState,
+        predictors: Sequence[Predictor] = (),
+    ) -> None:
         self._rules, self._state = rules, state
         self.interval_s = rules.throughput_interval_s
         make = PREDICTORS[rules.predictor]
-        self._requests = make(log=rules.predictor_log)
-        self._isl, self._osl = make(log=rules.predictor_log), make(log=rules.predictor_log)
+        made = predictors or [make(log=rules.predictor_log) for _ in range(3)]
+        self._requests, self._isl, self._osl = made
         self.windows: deque[Traffic] = deque(maxlen=WINDOWS)
         """What it has learned from, the last of it: a successor learns the same from these."""
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from analysis.plan.predictors import counts, judge, loss, pinball, predicted, react_s
 from planner.core.predict import PREDICTORS, Constant
+from replayer.loads import SYNTHETIC, make
 from tests.analysis.plan.runs_for_tests import load
 from tests.support.examples import examples
 
@@ -64,7 +65,21 @@ def test_a_flat_load_is_predicted_by_all(name: str, each: int, startup_s: float)
 @given(st.sampled_from(sorted(PREDICTORS)), st.lists(st.integers(1, 99), min_size=1, max_size=9))
 @settings(max_examples=examples(20))
 def test_nights_before_the_first_request_teach_nothing(name: str, values: list[int]) -> None:
-    make = PREDICTORS[name]
-    said = predicted(make(), [0, 0, 0, *values], 2)
+    of = PREDICTORS[name]
+    said = predicted(of(), [0, 0, 0, *values], 2)
     assert said[:3] == [0.0] * 3
-    assert said[3:] == predicted(make(), values, 2)
+    assert said[3:] == predicted(of(), values, 2)
+
+
+@pytest.mark.parametrize("name", SYNTHETIC)
+@pytest.mark.parametrize("startup_s", [0.0, 30.0, 120.0])
+def test_the_ensemble_costs_at_most_a_twentieth_more_than_the_best(
+    name: str, startup_s: float
+) -> None:
+    """On seeds that its constants were not chosen on."""
+    loads = [make(name, seed, None) for seed in (2, 3)]
+    cost = {
+        predictor: sum(judge(one, predictor, 30.0, startup_s).loss for one in loads)
+        for predictor in PREDICTORS
+    }
+    assert cost["ensemble"] <= 1.05 * min(cost.values())

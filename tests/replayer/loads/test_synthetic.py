@@ -49,6 +49,13 @@ def test_spikes_are_short() -> None:
     assert rate_rps(load, 1260, 1800) == pytest.approx(6, rel=0.1)
 
 
+def test_a_late_load_begins_after_ten_minutes() -> None:
+    load = synthetic.late(1)
+    assert load.requests[0].at_s >= 600.0 == load.rises_s[0]
+    assert rate_rps(load, 600, 1500) == pytest.approx(6, rel=0.05)
+    assert rate_rps(load, 1500, 2400) == pytest.approx(18, rel=0.05)
+
+
 def test_the_day_never_passes_the_peak_that_it_is_drawn_with() -> None:
     rates = [synthetic.day_rps(float(at_s)) for at_s in range(int(synthetic.DAY_S))]
     assert max(rates) < synthetic.DAY_PEAK_RPS

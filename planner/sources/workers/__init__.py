@@ -1,0 +1,1 @@
+"""Work that is slow to import or to compute, in a child process of its own."""
