@@ -15,9 +15,9 @@ LASTS = ("hit_ratio", "accept_length", "isl_tokens", "osl_tokens")
 
 
 def remembered(builtin: Builtin) -> dict[str, Any]:
-    """Floors, last values, observations of the models, windows of traffic.
+    """Floors, last values, observations of the models, windows of traffic, errors of forecasts.
 
-    The clock of the last values is not that of the next process, so their age begins anew.
+    The clock is not that of the next process, so the age of the newest begins anew.
     """
     state = builtin.state
     return {
@@ -28,6 +28,7 @@ def remembered(builtin: Builtin) -> dict[str, Any]:
             for name, model in state.models.items()
         },
         "windows": [asdict(window) for window in builtin.predict.windows],
+        "errors": builtin.reserve.errors(),
     }
 
 
@@ -41,12 +42,17 @@ def recall(builtin: Builtin, memory: Mapping[str, Any], now_s: float) -> None:
         models = {
             name: _taught(state.fresh(least), rows) for name, rows in memory["models"].items()
         }
+        errors = {
+            name: [(float(age_s), float(error)) for age_s, error in rows]
+            for name, rows in memory.get("errors", {}).items()
+        }
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"what was learned has another form: {error}") from error
     state.floors, state.models = floors, models
     for name, value in lasts.items():
         setattr(state, name, value)
     builtin.predict.recall(windows)
+    builtin.reserve.recall(errors)
 
 
 def _last(value: float | None, now_s: float) -> LastValue:
