@@ -57,7 +57,7 @@ class _Memory:
     def __init__(self, rules: Rules, initial: int, *, is_known: bool) -> None:
         own = rules.reserve
         self.start_ups = StartUps(own.start_up_s)
-        first = 0.0 if is_known else min(own.first, own.first_ratio * initial)
+        first = 0.0 if is_known else min(own.first, own.first_ratio * max(0, initial - 1))
         first_count = round(own.first_s / rules.load_interval_s) if first else 0
         self.errors = Errors(own.memory_s, first, first_count)
         self.needs: deque[tuple[float, int]] = deque()
