@@ -17,16 +17,18 @@ COMMANDS: Final = {
     "validate": "check options, proxies and scaler, and exit",
     "dry-run": "predict the intervals of a trace, and the replicas for them",
     "replay": "plan a load in virtual time, as `analyze plan` does",
+    "report": "make the page of an audit log",
     "profile": "measure what an iteration takes on an idle instance",
 }
 """Each command's help."""
 MODULES: Final = {
     "dry-run": "planner.dry_run",
     "replay": "analysis.plan.cli",
+    "report": "planner.telemetry.audit",
     "profile": "planner.profiling.cli",
 }
 """Where a command is that has `declare(parser)` and `run(options, console)`."""
-WITH_DEFAULTS: Final = {"replay", "profile"}
+WITH_DEFAULTS: Final = {"replay", "report", "profile"}
 """Commands whose arguments are not options that a CONFIG may have, too."""
 
 

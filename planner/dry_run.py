@@ -63,7 +63,10 @@ class Interval:
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments: a trace, then those of `run`."""
-    parser.add_argument("trace", help="trace file, folder or glob, as `replay` reads them")
+    parser.add_argument(
+        "trace",
+        help="trace file, folder or glob, as `replay` reads them, or Dynamo's request traces",
+    )
     declare_options(parser)
 
 

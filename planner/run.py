@@ -362,7 +362,7 @@ class Planner:
 
     def page(self) -> str:
         """The report of what was recorded."""
-        return report_html(self.recorder, self.builtin.rules.slo)
+        return report_html(self.recorder)
 
     def report(self) -> None:
         """Write the report, where one is wanted."""

@@ -108,6 +108,12 @@ def decoding(before: float, after: float) -> dict[str, Change]:
     return {'cache_proxy_in_flight{upstream="a",phase="decode"}': (before, after)}
 
 
+def planner(name: str, low: float, high: float | None = None) -> dict[str, Change]:
+    return {f"cache_planner_{name}": (low, low if high is None else high)}
+
+
+SCALER_FAILS = 'scaler_errors_total{scaler="exec",error="failed"}'
+TICKS = 'ticks_total{outcome="%s"}'
 MISSES, FALLBACKS = "offload_kv_misses_total", 'offload_fallbacks_total{reason="p_late"}'
 REFUSED = 'config_reloads_total{result="refused"}'
 LOST = "request_log_dropped_total"
@@ -187,6 +193,19 @@ CASES: dict[str, tuple[dict[str, Change], dict[str, Change]]] = {
     ),
     "CacheProxyConfigRefused": (one(REFUSED, 1, 2), one(REFUSED, 1)),
     "CacheProxyRequestLogDropped": (one(LOST, 1, 2), one(LOST, 1)),
+    "CachePlannerSourceOld": (
+        planner('source_age_seconds{source="a"}', 61),
+        planner('source_age_seconds{source="a"}', 59),
+    ),
+    "CachePlannerScalerFails": (planner(SCALER_FAILS, 2, 6), planner(SCALER_FAILS, 2, 5)),
+    "CachePlannerOrderNeverCame": (
+        planner('absent_replicas{component="combined"}', 1),
+        planner('absent_replicas{component="combined"}', 0),
+    ),
+    "CachePlannerBlind": (
+        planner(TICKS % "no_data", 3, 63) | planner(TICKS % "unchanged", 9),
+        planner(TICKS % "no_data", 3, 63) | planner(TICKS % "unchanged", 9, 10),
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from planner.core.propose.load import LoadDecision
 from planner.core.propose.throughput import ThroughputDecision
 from planner.telemetry.metrics import PREDICTED, SEEN
 from planner.telemetry.metrics import Metrics as PlannerMetrics
+from planner.telemetry.snapshot import TickOutcome
 from proxy.config.load import default_toml, load, option_tables
 from proxy.config.options import Settings
 from proxy.core.accounts.engine_reports import EngineKv, EngineStats
@@ -44,7 +45,7 @@ ADDED_BY_PROMETHEUS = {"job", "instance"}
 # A word that no series carries makes a panel or an alert silently empty.
 WORDS: dict[str, set[str]] = {
     "check": set(RejectReason),
-    "outcome": {*Outcome, *Unmoved, "moved"},
+    "outcome": {*Outcome, *Unmoved, "moved", *TickOutcome},
     "reason": {*Reason, *Fallback, *RejectReason, *Refusal, *MoveCause},
     "route_class": set(RouteClass),
     "decision": {"offload", "colocate", *LoadDecision, *ThroughputDecision},

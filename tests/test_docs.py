@@ -307,3 +307,15 @@ def test_every_requirement_of_the_founding_documents_is_shown():
             path, _, test = name.partition("::")
             found = (ROOT / path).is_file() and f"def {test}(" in (ROOT / path).read_text("utf-8")
             assert found or name.startswith("analyze elastic"), name
+
+
+def test_every_row_of_the_planners_document_names_tests_that_exist():
+    """A row without a test is one that is not built."""
+    text = (ROOT / "docs/lab/planner.md").read_text("utf-8")
+    rows = re.findall(r"^\| P(\d+) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
+    assert [int(number) for number, *_ in rows] == [*range(1, 58)]
+    for number, here, shown in rows:
+        tests = re.findall(r"`(tests/[^`]*)::([^`]*)`", shown)
+        assert tests or (shown == "not built" and "not built" in here), number
+        for path, test in tests:
+            assert f"def {test}(" in (ROOT / path).read_text("utf-8"), test

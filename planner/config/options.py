@@ -208,7 +208,8 @@ class PlannerOptions(Model):
         Word | None,
         Option(
             PREDICTION,
-            "Trace, folder or glob of traces that the predictor learns from before it begins.",
+            "Trace, folder or glob of traces that the predictor learns from before it begins; "
+            "request traces of Dynamo, too.",
             allowed="path without spaces, or none",
         ),
     ] = None

@@ -10,6 +10,7 @@ from typing import Any
 from planner.core.builtin import Builtin
 from planner.core.observe import MOST_ACCEPTED
 from planner.core.perf.regression import MOST_TOKENS, Line
+from planner.core.propose.reserve import MOST_REPLICAS
 from planner.core.state import Floor, LastValue
 from planner.core.types import Traffic
 
@@ -23,9 +24,9 @@ LASTS = {
 
 
 def remembered(builtin: Builtin) -> dict[str, Any]:
-    """Floors, last values, observations of the models, windows of traffic.
+    """Floors, last values, observations of the models, windows of traffic, errors of forecasts.
 
-    The clock of the last values is not that of the next process, so their age begins anew.
+    The clock is not that of the next process, so the age of the newest begins anew.
     """
     state = builtin.state
     return {
@@ -36,6 +37,7 @@ def remembered(builtin: Builtin) -> dict[str, Any]:
             for name, model in state.models.items()
         },
         "windows": [asdict(window) for window in builtin.predict.windows],
+        "errors": builtin.reserve.errors(),
     }
 
 
@@ -49,12 +51,17 @@ def recall(builtin: Builtin, memory: Mapping[str, Any], now_s: float) -> None:
         models = {
             name: _taught(state.fresh(least), rows) for name, rows in memory["models"].items()
         }
+        errors = {
+            name: [_error(age_s, error) for age_s, error in rows]
+            for name, rows in memory.get("errors", {}).items()
+        }
     except (AttributeError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"what was learned has another form: {error}") from error
     state.floors, state.models = floors, models
     for name, value in lasts.items():
         setattr(state, name, value)
     builtin.predict.recall(windows)
+    builtin.reserve.recall(errors)
 
 
 def _window(**told: float | None) -> Traffic:
@@ -62,6 +69,13 @@ def _window(**told: float | None) -> Traffic:
     if any(not 0.0 <= value < math.inf for value in figures.values() if value is not None):
         raise ValueError("a window of traffic has impossible figures")
     return Traffic(**figures)  # type: ignore[arg-type]  # None where Traffic has it
+
+
+def _error(age_s: float, error: float) -> tuple[float, float]:
+    """Raises ValueError for one that no forecast can have missed by."""
+    if not (0.0 <= float(age_s) < math.inf and abs(float(error)) <= MOST_REPLICAS):
+        raise ValueError("an error of a forecast is impossible")
+    return float(age_s), float(error)
 
 
 def _last(name: str, value: float | None, now_s: float) -> LastValue:

@@ -29,17 +29,19 @@ class ReserveRules:
 
     `quantile`: share of past errors of the forecast that the reserve covers, 0..1. `memory_s`: how
     long an error is remembered. `first`: replicas of one error that is taken for granted before
-    any is known, as if it had lasted `first_s`. `hold_ratio`: how long a larger need of the past
-    holds, in delays of a start, and `hold_s` at least. `backlog_ratio`: a backlog asks for up to so
-    many times the replicas that the offered work takes. `by_size`: what ends counts by its tokens,
-    beside what arrives by its number. `start_up_s`: delay of a start before one was measured.
-    `waits`: nothing is ordered while instances come or go, as founded.
+    any is known, as if it had lasted `first_s`. `first_ratio`: most of these for each instance that
+    the fleet has beyond one, as it is found. An idle fleet of one stays one. `hold_ratio`: how long
+    a larger need of the past holds, in delays of a start, and `hold_s` at least. `backlog_ratio`: a
+    backlog asks for up to so many times the replicas that the offered work takes. `by_size`: what
+    ends counts by its tokens, beside what arrives by its number. `start_up_s`: delay of a start
+    before one was measured. `waits`: nothing is ordered while instances come or go, as founded.
     """
 
     quantile: float = 0.95
     memory_s: float = 900.0
     first: float = 3.0
     first_s: float = 15.0
+    first_ratio: float = 1.5
     hold_ratio: float = 1.0
     hold_s: float = 60.0
     backlog_ratio: float = 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -23,8 +23,8 @@ class Recorder:
     def __len__(self) -> int:
         return len(self._packed)
 
-    def add(self, snapshot: Snapshot) -> None:
-        """Keep one; the oldest goes where there are too many."""
+    def add(self, snapshot: Snapshot | Mapping[str, Any]) -> None:
+        """Keep one, or the document of one; the oldest goes where there are too many."""
         self._packed.append(zlib.compress(orjson.dumps(snapshot), 1))
 
     def every(self, step: int = 1) -> Iterator[dict[str, Any]]:

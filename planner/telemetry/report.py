@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 
-from planner.core.perf.capacity import Slo
 from planner.telemetry.metrics import PARTS
 from planner.telemetry.recorder import Recorder
 
@@ -20,10 +19,10 @@ Document = Mapping[str, Any]
 Trace = dict[str, Any]
 
 
-def report_html(recorder: Recorder, slo: Slo) -> str:
+def report_html(recorder: Recorder) -> str:
     """The page. Plotly's script is a part of it, so it can be read anywhere."""
     ticks = list(recorder.every(-(-len(recorder) // POINTS) or 1))
-    panels = orjson.dumps(panels_of(ticks, slo)).decode().replace("</", "<\\/")
+    panels = orjson.dumps(panels_of(ticks)).decode().replace("</", "<\\/")
     page = (files("planner.telemetry") / "report.html").read_text("utf-8")
     script = (files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8")
     span = "no tick yet" if not ticks else f"{_time(ticks[0])} to {_time(ticks[-1])}"
@@ -31,10 +30,10 @@ def report_html(recorder: Recorder, slo: Slo) -> str:
     return page.replace("__PLOTLY__", script)
 
 
-def panels_of(ticks: Sequence[Document], slo: Slo) -> list[dict[str, Any]]:
+def panels_of(ticks: Sequence[Document]) -> list[dict[str, Any]]:
     """The panels with their points, in the order of the founding design's report."""
     draw = _Ticks(ticks)
-    ttft_s, itl_s = draw.constant("target", slo.ttft_s), draw.constant("target", slo.itl_s)
+    ttft_s, itl_s = draw.target("ttft_s"), draw.target("itl_s")
     panels: list[tuple[str, str, list[Trace]]] = [
         ("Replicas", "", draw.replicas()),
         ("Requests per window", "", draw.both("requests", "next_num_req")),
@@ -68,8 +67,8 @@ class _Ticks:
     def _path(self, name: str, *path: str, dash: str = "solid") -> Trace:
         return self._trace(name, [_at(tick, *path) for tick in self._ticks], dash)
 
-    def constant(self, name: str, value: float) -> Trace:
-        return self._trace(name, [value] * len(self._ticks), "dot")
+    def target(self, figure: str) -> Trace:
+        return self._path("target", "decided", "slo", figure, dash="dot")
 
     def traffic(self, name: str, figure: str) -> Trace:
         return self._path(name, "seen", "traffic", figure)

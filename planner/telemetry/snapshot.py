@@ -66,8 +66,9 @@ def _engine(builtin: Builtin, component: str, engine: Any, context: Context) -> 
 
 
 def decided_of(outcome: Outcome, builtin: Builtin) -> dict[str, Any]:
-    """The prediction, what each loop has decided, and what limits have made of it."""
+    """Targets of time, the prediction, what each loop has decided, what limits have made of it."""
     return {
+        "slo": asdict(builtin.rules.slo),
         "prediction": asdict(outcome.prediction),
         "load": {name: str(one) for name, one in builtin.load.decisions.items()},
         "throughput": {name: str(one) for name, one in builtin.throughput.decisions.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -31,6 +32,14 @@ class Errors:
             self._known.append((now_s, value - expected))
         while self._known and self._known[0][0] < now_s - self._memory_s:
             self._known.popleft()
+
+    def ages(self) -> list[tuple[float, float]]:
+        """All known errors, each with its age as of the newest."""
+        return [(self._known[-1][0] - at_s, error) for at_s, error in self._known]
+
+    def recall(self, now_s: float, ages: Iterable[tuple[float, float]]) -> None:
+        """Take over what a process before has known, the oldest first; it was of right now."""
+        self._known.extend((now_s - age_s, error) for age_s, error in ages)
 
     def reserve(self, quantile: float) -> float:
         """What was enough above the forecast for this share of the past; never negative."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -55,11 +55,12 @@ class Need:
 class _Memory:
     """What is known of one component from tick to tick."""
 
-    def __init__(self, rules: Rules, initial: int) -> None:
+    def __init__(self, rules: Rules, initial: int, *, is_known: bool) -> None:
         own = rules.reserve
         self.start_ups = StartUps(own.start_up_s)
-        first_count = round(own.first_s / rules.load_interval_s) if own.first else 0
-        self.errors = Errors(own.memory_s, own.first, first_count)
+        first = 0.0 if is_known else min(own.first, own.first_ratio * max(0, initial - 1))
+        first_count = round(own.first_s / rules.load_interval_s) if first else 0
+        self.errors = Errors(own.memory_s, first, first_count)
         self.needs: deque[tuple[float, int]] = deque()
         self.initial = initial
         self.rate: float | None = None
@@ -88,6 +89,8 @@ class ReservePropose:
         self.interval_s = rules.load_interval_s
         self._offered = Offered()
         self._memories: dict[str, _Memory] = {}
+        self._kept: dict[str, list[tuple[float, float]]] = {}
+        """Ages and errors that a process before has known, until a component is seen."""
         self.decisions: dict[str, ReserveDecision] = {}
         self.needs: dict[str, Need] = {}
 
@@ -106,11 +109,27 @@ class ReservePropose:
         """How long a start takes, as far as is known."""
         return self._memories[component].start_ups.delay_s
 
+    def errors(self) -> dict[str, list[tuple[float, float]]]:
+        """Ages and errors of the forecasts of each component."""
+        return self._kept | {name: one.errors.ages() for name, one in self._memories.items()}
+
+    def recall(self, errors: Mapping[str, list[tuple[float, float]]]) -> None:
+        """Take over what `errors` has told a process before."""
+        self._kept = dict(errors)
+
+    def _memory(self, component: str, now_s: float, initial: int) -> _Memory:
+        found = self._memories.get(component)
+        if found is None:
+            kept = self._kept.get(component, [])
+            found = self._memories[component] = _Memory(self._rules, initial, is_known=bool(kept))
+            found.errors.recall(now_s, kept)
+        return found
+
     def _wanted(self, component: str, context: Context) -> int | None:
         """The target of a component; None where it cannot be said, or must wait."""
         replicas = context.replicas[component]
         current = context.baseline.get(component, replicas.expected)
-        memory = self._memories.setdefault(component, _Memory(self._rules, current))
+        memory = self._memory(component, context.now_s, current)
         memory.start_ups.observe(context.now_s, replicas.ready, current)
         need = self._need(component, context, memory)
         if isinstance(need, ReserveDecision):

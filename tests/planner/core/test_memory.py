@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from planner.core.builtin import Builtin, limits_of
 from planner.core.memory import recall, remembered
-from planner.core.rules import Rules
+from planner.core.rules import Rules, Strategy
 from planner.core.types import COMPONENT, Capabilities, Context, Engine, Replicas, Traffic
 
 
@@ -43,6 +44,20 @@ def test_what_was_learned_is_decided_from_again() -> None:
     assert second.state.model(COMPONENT) is not None
 
 
+def test_errors_of_forecasts_are_known_to_a_successor() -> None:
+    rules, limits = Rules(strategy=Strategy.RESERVE), limits_of(1, 1, 9)
+    first, second = Builtin(rules, limits), Builtin(rules, limits)
+    for n in range(1, 40):
+        recent = Traffic(10.0, 20.0 + 3 * n, 1000.0, 100.0, 0.5, ended=20.0)
+        first.tick(replace(context(n), recent=recent))
+    kept = json.loads(json.dumps(remembered(first)))
+    assert len(kept["errors"][COMPONENT]) > 10
+    recall(second, kept, 0.0)
+    assert json.loads(json.dumps(remembered(second))) == kept
+    del kept["errors"]
+    recall(Builtin(rules, limits), kept, 0.0)
+
+
 def test_nothing_learned_is_remembered_as_nothing() -> None:
     second = made()
     recall(second, json.loads(json.dumps(remembered(made()))), 0.0)
@@ -52,7 +67,12 @@ def test_nothing_learned_is_remembered_as_nothing() -> None:
 
 @pytest.mark.parametrize(
     "memory",
-    [{}, {"windows": [{"what": 1}]}, {"windows": [], "floors": [], "lasts": {}, "models": {}}],
+    [
+        {},
+        {"windows": [], "floors": {}, "lasts": {}, "models": {}, "errors": {"combined": [1]}},
+        {"windows": [{"what": 1}]},
+        {"windows": [], "floors": [], "lasts": {}, "models": {}},
+    ],
 )
 def test_another_form_is_a_value_error_and_changes_nothing(memory: dict[str, object]) -> None:
     one = made()
@@ -70,6 +90,8 @@ def test_another_form_is_a_value_error_and_changes_nothing(memory: dict[str, obj
         ("windows", [{"window_s": 10.0, "requests": -1.0}]),
         ("windows", [{"window_s": 10.0, "requests": 10**400}]),
         ("models", {"combined": [[1.0, 1.0, 10**400, "a"]]}),
+        ("errors", {"combined": [[1.0, float("nan")]]}),
+        ("errors", {"combined": [[1.0, 1e12]]}),
     ],
 )
 def test_what_nobody_can_have_learned_is_a_value_error(name: str, value: object) -> None:

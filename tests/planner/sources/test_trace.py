@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -41,6 +42,20 @@ def test_a_file_a_folder_and_a_glob_name_traces(tmp_path: Path) -> None:
     assert len(list(windows([one, two], 5.0))) == 2
     with pytest.raises(InputError, match="there is no such file"):
         files(f"{tmp_path}/3*")
+
+
+def test_two_copies_of_a_trace_are_refused(tmp_path: Path) -> None:
+    one = written(tmp_path / "1.jsonl", [(0.0, 1, 1)])
+    (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(one.read_bytes()))
+    assert len(files(str(one))) == 1
+    with pytest.raises(InputError, match=r"it is there as 1\.jsonl\.gz, too"):
+        files(str(tmp_path))
+
+
+def test_a_prompt_that_is_a_text_has_no_length(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"timestamp":0,"prompt":"a","output_length":4,"request_id":"b"}\n')
+    assert list(windows([path], 10.0)) == [Traffic(10.0, 1, None, 4.0)]
 
 
 def test_a_trace_of_very_many_intervals_is_refused(tmp_path: Path) -> None:

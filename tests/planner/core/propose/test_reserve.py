@@ -66,11 +66,32 @@ def test_bare_it_is_the_offered_work_in_whole_replicas(load: float, replicas: in
 
 
 def test_a_first_reserve_fades_while_nothing_goes_wrong() -> None:
-    fleet = Fleet(replace(BARE, quantile=0.9, first=3.0, first_s=5.0, start_up_s=10.0))
+    fleet = Fleet(replace(BARE, quantile=0.9, first=3.0, first_s=5.0, start_up_s=10.0), initial=4)
     found = fleet.run(1.5 * ONE, 20)
     assert found[0] == 5, "1.5 and 3"
     assert found == sorted(found, reverse=True)
     assert found[-1] == 2
+
+
+def test_a_first_reserve_is_a_share_of_the_fleet_as_it_was_found() -> None:
+    assert Fleet(ReserveRules(), initial=1).run(0.2 * ONE, 60) == [1] * 60
+    assert Fleet(ReserveRules(), initial=2).tick(1.2 * ONE) == 3, "1.2 and 1.5"
+    assert Fleet(ReserveRules(), initial=9).tick(8.5 * ONE) == 12, "8.5 and 3, the most"
+
+
+def test_errors_of_a_process_before_stand_in_for_the_first_one() -> None:
+    own = replace(BARE, quantile=0.9, first=3.0, first_s=5.0, start_up_s=20.0, memory_s=600.0)
+    before = Fleet(own)
+    before.run(0.9 * ONE, 30)
+    before.run(2.9 * ONE, 20)
+    told = before.builtin.reserve.errors()
+    assert told[COMPONENT][-1][0] == 0.0
+    after = Fleet(own, initial=3)
+    after.builtin.reserve.recall(told)
+    assert after.builtin.reserve.errors() == told, "before the first tick"
+    known, fresh = after.tick(0.9 * ONE), Fleet(own, initial=3).tick(0.9 * ONE)
+    assert (known, fresh) == (3, 4)
+    assert after.run(0.9 * ONE, 150)[-1] == 1, "forgotten"
 
 
 def test_the_reserve_is_what_the_forecast_missed() -> None:
