@@ -202,6 +202,12 @@ CASES: dict[str, tuple[dict[str, Change], dict[str, Change]]] = {
         planner('absent_replicas{component="combined"}', 1),
         planner('absent_replicas{component="combined"}', 0),
     ),
+    "CachePlannerEnginesUnread": (planner("unread_engines", 1), planner("unread_engines", 0)),
+    "CachePlannerPluginOff": (
+        planner('plugin_state{plugin="a",state="off"}', 1),
+        planner('plugin_state{plugin="a",state="off"}', 0)
+        | planner('plugin_state{plugin="a",state="failed"}', 1),
+    ),
     "CachePlannerBlind": (
         planner(TICKS % "no_data", 3, 63) | planner(TICKS % "unchanged", 9),
         planner(TICKS % "no_data", 3, 63) | planner(TICKS % "unchanged", 9, 10),
