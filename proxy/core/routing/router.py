@@ -34,6 +34,7 @@ from proxy.core.routing.hedging import Hedges, Parts
 from proxy.core.routing.lifecycle import BlockUses, LatencyTracker
 from proxy.core.routing.route import Route
 from proxy.core.routing.session_kv import LiveSessionKv
+from proxy.core.sharing.journal import Journal
 from proxy.core.types import (
     NO_OFFLOADS,
     Fallback,
@@ -87,6 +88,10 @@ class Router:
         self._shadow = _shadow_of(config)
         self.hedges.switch(is_on=config.hedge)
         self.known.freed()
+
+    def share(self, journal: Journal | None) -> None:
+        """Note for other replicas what is done to caches, from now on; None: tell nobody."""
+        self._block_uses.journal = journal
 
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Choose D, the class and P, and charge them; or say why not and when to come back."""
