@@ -68,8 +68,9 @@ class Replica:
     """One replica's part in the exchange over a bus."""
 
     def __init__(self, name: str, router: Router, bus: MemoryBus) -> None:
-        self.journal = Journal(router.known, name)
-        self.others = Others(router.known, name)
+        known = router.known
+        self.journal = Journal(known.fleet.states, name)
+        self.others = Others(known, name)
         router.share(self.journal)
         self._name, self._bus = name, bus
 

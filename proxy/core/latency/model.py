@@ -190,6 +190,7 @@ class Times:
     """
 
     __slots__ = (
+        "_foreign_turn_s",
         "_last",
         "_pace",
         "_shares",
@@ -223,6 +224,7 @@ class Times:
         self.recent_at_s = 0.0
         self.foreign: Lately | None = None
         """Prefills that other replicas had here lately; None where nothing is shared."""
+        self._foreign_turn_s = -math.inf
         self._turn_s = 0.0
         self._last: Measured | None = None
         self._pace: Pace | None = None
@@ -309,6 +311,8 @@ class Times:
         if was_first:
             self.busy_until_s = now_s + sum(self.pending.values())
             begun_s, self._turn_s = self._turn_s, now_s
+            if self.foreign is not None and self._foreign_turn_s > since_s:
+                return None  # behind another replica's its begin is known to a tick or two only
             return begun_s
         self.busy_until_s = max(now_s, self.busy_until_s - work_s)
         if self.foreign is not None:
@@ -343,18 +347,19 @@ class Times:
         was_first = next(iter(self.pending)) == key
         work_s, since_s = self.pending.pop(key), self._shares.pop(key)[1]
         if was_first:
-            ended_s = self._turn_s if self._turn_s > since_s else now_s
+            turn_s = max(self._turn_s, self._foreign_turn_s)
+            ended_s = turn_s if turn_s > since_s else now_s
             self.busy_until_s = ended_s + sum(self.pending.values())
         else:
             self.busy_until_s = max(now_s, self.busy_until_s - work_s)
 
     def know_turn(self, turn_s: float) -> None:
         """A prefill of another replica has ended then, and the next one has begun."""
-        self._turn_s = max(self._turn_s, turn_s)
+        self._foreign_turn_s = max(self._foreign_turn_s, turn_s)
 
     @property
     def turn_s(self) -> float:
-        """When the last prefill ended that was the first in order."""
+        """When the last own prefill ended that was the first in order."""
         return self._turn_s
 
     def own_pending(self) -> list[Reserved]:

@@ -12,9 +12,10 @@ from typing import Final
 from proxy.core.accounts.lease import Numbers, added
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.kvcache.engine_cache import Use
+from proxy.core.kvcache.sessions import Stay
 from proxy.core.latency.model import Times
 from proxy.core.latency.pace import Lately, both_lately
-from proxy.core.sharing.batch import NOTHING, Batch, Course, Event, Prompt, Row
+from proxy.core.sharing.batch import NOTHING, Batch, Course, Event, Prompt, Row, Turn
 from proxy.core.types import RequestFacts
 
 SILENT_S: Final = 3.0
@@ -39,15 +40,19 @@ class _Heard:
 
 
 class _Writer:
-    """One of the others: its last batch, when that was heard, its rows by instance, open uses."""
+    """One of the others: its last batch, when that was heard, its rows by instance, what is open.
 
-    __slots__ = ("heard_s", "number", "rows", "uses")
+    `running`: the turns of sessions.
+    """
+
+    __slots__ = ("heard_s", "number", "rows", "running", "uses")
 
     def __init__(self) -> None:
         self.heard_s = 0.0
         self.number = 0
         self.rows: dict[str, _Heard] = {}
         self.uses: dict[int, tuple[Use, RequestFacts]] = {}
+        self.running: dict[int, Stay] = {}
 
 
 class Others:
@@ -77,8 +82,10 @@ class Others:
             self._known.prefixes.now_s = now_s
             for event in batch.events:
                 self._follow(writer, event)
+            for turn in batch.turns:
+                self._take_turn(writer, turn, now_s)
             if batch.is_whole:
-                self._end_uses(writer, batch.uses)
+                self._end_others(writer, batch.uses, batch.running, now_s)
         changed = [row.name for row in batch.rows if self._take(writer, row, batch.number, now_s)]
         if batch.is_whole:
             changed += self._leave_out(writer, batch, now_s)
@@ -107,7 +114,7 @@ class Others:
                 gone = list(writer.rows)
                 for instance in gone:
                     self._forget(writer, instance, now_s)
-                self._end_uses(writer, ())
+                self._end_others(writer, (), (), now_s)
                 del self._writers[name]
                 self._sum_up(gone, now_s)
 
@@ -145,11 +152,32 @@ class Others:
         reuse.limit(state.cache, state.kv_tokens, state.assumed_kv_tokens, facts)
         writer.uses[number] = reuse.begin_use(state.cache, facts), facts
 
-    def _end_uses(self, writer: _Writer, kept: tuple[int, ...]) -> None:
-        """End the uses of a writer that are not open there any more."""
-        there = set(kept)
-        for number in [number for number in writer.uses if number not in there]:
+    def _take_turn(self, writer: _Writer, turn: Turn, now_s: float) -> None:
+        """Note in the sessions where a turn is placed, where it goes on, or that it is over."""
+        sessions, state = self._known.sessions, self._known.fleet.states.get(turn.name)
+        if turn.key:
+            if state is None or turn.number in writer.running:
+                return
+            tokens, shared, tenant = turn.tokens or 0, turn.shared_tokens, turn.tenant
+            key, cache = turn.key, state.cache
+            stay = sessions.assign(key, cache, now_s, tokens, shared, tenant=tenant)
+            assert stay is not None
+            writer.running[turn.number] = stay
+        elif turn.name:
+            if state is not None:
+                sessions.move(writer.running.get(turn.number), state.cache)
+        elif (over := writer.running.pop(turn.number, None)) is not None:
+            sessions.ended(over, turn.tokens, now_s)
+
+    def _end_others(
+        self, writer: _Writer, uses: tuple[int, ...], running: tuple[int, ...], now_s: float
+    ) -> None:
+        """End the uses and turns of a writer but those that are still open there."""
+        kept, going = set(uses), set(running)
+        for number in [number for number in writer.uses if number not in kept]:
             self._known.reuse.end_use(writer.uses.pop(number)[0])
+        for number in [number for number in writer.running if number not in going]:
+            self._known.sessions.ended(writer.running.pop(number), None, now_s)
 
     def _take(self, writer: _Writer, row: Row, number: int, now_s: float) -> bool:
         heard = writer.rows.get(row.name)

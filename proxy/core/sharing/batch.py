@@ -1,10 +1,10 @@
-"""The form of what one replica tells the others: rows of absolute values, and events of prompts.
+"""The form of what one replica tells the others: rows of absolute values, and events.
 
 A replica is a proxy process that takes requests. Only it writes its rows, one per instance, and the
-newest one counts. So a batch that is lost is repaired by the next that has the row. An event is
-told once. What a lost one would have said of a cache is not known then; that a use of it has ended
-is, by the list of those that are open. Times are ages at the batch's writing, as no two replicas
-have the same clock.
+newest one counts. So a batch that is lost is repaired by the next that has the row. An event of a
+prompt in a cache, or of a session's turn, is told once. What a lost one would have said is not
+known then. That its use or turn has ended is, by the list of those that are open. Times are ages at
+the batch's writing, as no two replicas have the same clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
     `numbers`: of its own leases. `prefills`: those that it has reserved there. `recent`,
     `recent_s`, `recent_age_s`: how many it had lately, and for how long they kept the instance
-    busy. `turn_age_s`: since when the instance computes the next prefill, as far as is known.
+    busy. `turn_age_s`: since the last of these prefills ended that was the next in order there.
     """
 
     name: str
@@ -79,16 +79,34 @@ class Event(NamedTuple):
     amount: float
 
 
+class Turn(NamedTuple):
+    """A session's turn, which its writer has numbered: placed, moved, or over.
+
+    `key`: the session's, where the turn is placed, else empty. `name`: the instance where it is
+    now, empty once it is over. `tokens`: of its prompt, or at the end of its context; None where it
+    failed. `shared_tokens`: that others had there.
+    """
+
+    number: int
+    key: str
+    name: str
+    tokens: int | None
+    shared_tokens: int
+    tenant: str
+
+
 class Batch(NamedTuple):
     """What a replica has to say at one moment; its `number` counts its batches.
 
-    `is_whole`: it has a row of every instance on which its writer has something, and in `uses` the
-    numbers of all that are open.
+    `is_whole`: it has a row of every instance on which its writer has something, and in `uses` and
+    `running` the numbers of all uses and turns that are open.
     """
 
     writer: str
     number: int
     rows: tuple[Row, ...]
     events: tuple[Event, ...]
+    turns: tuple[Turn, ...]
     is_whole: bool
     uses: tuple[int, ...]
+    running: tuple[int, ...]

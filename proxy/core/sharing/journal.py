@@ -1,7 +1,7 @@
 """Journal: what a replica has to tell the others.
 
-Rows are the difference to what it told last. Events of prompts are noted by `BlockUses`
-(core.routing.lifecycle) until the next batch.
+Rows are the difference to what it told last. Events are noted until the next batch: of prompts by
+`BlockUses` (core.routing.lifecycle), of sessions' turns by the router.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from proxy.core.accounts.instances import InstanceState
-from proxy.core.accounts.lease import Numbers
-from proxy.core.known.fleet_state import FleetState
+from proxy.core.accounts.instances import InstanceState, InstanceStates
+from proxy.core.accounts.lease import Lease, Numbers
 from proxy.core.kvcache.engine_cache import Use
+from proxy.core.kvcache.sessions import Stay
 from proxy.core.latency.model import Reserved
-from proxy.core.sharing.batch import Batch, Course, Event, Prefill, Prompt, Row
+from proxy.core.sharing.batch import Batch, Course, Event, Prefill, Prompt, Row, Turn
 from proxy.core.types import RequestFacts
 
 WHOLE_S: Final = 0.5
@@ -44,17 +44,20 @@ class _Told:
 
 
 class Journal:
-    """What one replica tells, of what it knows. `writer`: its name, of its process alone."""
+    """What one replica tells of its instances. `writer`: its name, of its process alone."""
 
-    def __init__(self, known: FleetState, writer: str) -> None:
+    def __init__(self, states: InstanceStates, writer: str) -> None:
         self.writer = writer
-        self._known = known
+        self._states = states
         self._number = 0
         self._told: dict[str, _Told] = {}
         self._whole_s = -math.inf
         self._events: list[Event] = []
         self._uses: dict[Use, int] = {}
         """Open uses with their numbers."""
+        self._turns: list[Turn] = []
+        self._running: dict[Lease, int] = {}
+        """Open turns with their numbers, by the leases of their requests."""
         self._begun = 0
 
     def began(self, course: Course, use: Use, facts: RequestFacts) -> None:
@@ -72,6 +75,25 @@ class Journal:
         if number is not None:
             self._events.append(Event(course, number, None, amount))
 
+    def placed(self, lease: Lease, stay: Stay, tenant: str) -> None:
+        """A request is a turn of a session."""
+        if not stay.key:
+            return  # nobody else can know it
+        self._begun += 1
+        self._running[lease] = number = self._begun
+        at, shared = stay.cache.name, stay.shared_tokens
+        self._turns.append(Turn(number, stay.key, at, stay.tokens, shared, tenant))
+
+    def moved(self, lease: Lease, name: str) -> None:
+        """A request's turn goes on at another instance."""
+        if (number := self._running.get(lease)) is not None:
+            self._turns.append(Turn(number, "", name, None, 0, ""))
+
+    def over(self, lease: Lease, tokens: int | None) -> None:
+        """A request's turn is over; `tokens`: of its context, None if it failed."""
+        if (number := self._running.pop(lease, None)) is not None:
+            self._turns.append(Turn(number, "", "", tokens, 0, ""))
+
     def batch(self, now_s: float) -> Batch | None:
         """What is new since the last batch; None where that is nothing."""
         is_whole = now_s - self._whole_s >= WHOLE_S
@@ -79,18 +101,21 @@ class Journal:
             self._whole_s = now_s
         rows: list[Row] = []
         told: dict[str, _Told] = {}
-        for state in self._known.fleet.states:
+        for state in self._states:
             new, last = _now(state), self._told.get(state.name)
             told[state.name] = new
             if is_whole or last is None or not new.is_as(last):
                 rows.append(_row(state, new, now_s))
         self._told = told
-        if not rows and not self._events and not is_whole:
+        if not (rows or self._events or self._turns or is_whole):
             return None
         self._number += 1
         events, self._events = tuple(self._events), []
+        turns, self._turns = tuple(self._turns), []
         uses = tuple(self._uses.values()) if is_whole else ()
-        return Batch(self.writer, self._number, tuple(rows), events, is_whole, uses)
+        running = tuple(self._running.values()) if is_whole else ()
+        said = self.writer, self._number
+        return Batch(*said, tuple(rows), events, turns, is_whole, uses, running)
 
 
 def _now(state: InstanceState) -> _Told:

@@ -87,7 +87,7 @@ def test_an_engine_that_dies_is_used_again_by_every_replica() -> None:
 
 
 def batch(number: int) -> Batch:
-    return Batch("w", number, (), (), False, ())
+    return Batch("w", number, (), (), (), False, (), ())
 
 
 def test_the_bus_loses_nothing_unless_asked() -> None:

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from proxy.core.accounts.lease import Lease, Numbers, OpenLeases, Phase, added
 from proxy.core.known.fleet_state import FleetState
+from proxy.core.kvcache.sessions import Stay
 from proxy.core.routing.lifecycle import BlockUses
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
@@ -57,6 +58,7 @@ class Sharing(RuleBasedStateMachine):
         for name, block_uses in self.block_uses.items():
             block_uses.journal = self.replicas[name].journal
         self.uses: list[tuple[BlockUses, Route, RequestFacts]] = []
+        self.turns: list[tuple[str, Lease, Stay]] = []
 
     @initialize(
         lost=st.floats(0.0, 0.9),
@@ -118,6 +120,33 @@ class Sharing(RuleBasedStateMachine):
         else:
             uses.end_use(route)
 
+    @rule(replica=replicas, engine=engines, key=st.sampled_from("xyz"), size=tokens, shared=tokens)
+    def place_turn(self, replica: str, engine: str, key: str, size: int, shared: int) -> None:
+        known, lease = self.known[replica], OpenLeases().open(())
+        cache = known.fleet.states[engine].cache
+        stay = known.sessions.assign(key, cache, self.now_s, size, shared)
+        assert stay is not None
+        self.replicas[replica].journal.placed(lease, stay, "")
+        self.turns.append((replica, lease, stay))
+
+    @rule(engine=engines, data=st.data())
+    def move_turn(self, engine: str, data: st.DataObject) -> None:
+        if self.turns:
+            replica, lease, stay = data.draw(st.sampled_from(self.turns))
+            self.known[replica].sessions.move(stay, self.known[replica].fleet.states[engine].cache)
+            self.replicas[replica].journal.moved(lease, engine)
+
+    @rule(size=st.none() | tokens, data=st.data())
+    def end_turn(self, size: int | None, data: st.DataObject) -> None:
+        if self.turns:
+            self._end_turn(data.draw(st.sampled_from(self.turns)), size)
+
+    def _end_turn(self, turn: tuple[str, Lease, Stay], size: int | None) -> None:
+        self.turns.remove(turn)
+        replica, lease, stay = turn
+        self.known[replica].sessions.ended(stay, size, self.now_s)
+        self.replicas[replica].journal.over(lease, size)
+
     @rule(replica=replicas, engine=engines)
     def restart(self, replica: str, engine: str) -> None:
         """One replica takes the engine to be another process; the others may not, or later."""
@@ -174,8 +203,9 @@ class Sharing(RuleBasedStateMachine):
             assert known.ledger.drift() == 0
             heard = self.replicas[name].others._writers
             for writer in set(WRITERS) - {name}:
-                numbers = set(self.replicas[writer].journal._uses.values())
-                assert heard[writer].uses.keys() <= numbers
+                journal = self.replicas[writer].journal
+                assert heard[writer].uses.keys() <= set(journal._uses.values())
+                assert heard[writer].running.keys() <= set(journal._running.values())
 
     def teardown(self) -> None:
         """Nothing is in flight: every counter of every replica is zero."""
@@ -186,10 +216,14 @@ class Sharing(RuleBasedStateMachine):
             latency.end_prefill(latency.of(engine), key, self.now_s)
         for uses, route, _facts in self.uses:
             uses.end_use(route)
+        for turn in list(self.turns):
+            self._end_turn(turn, 100)
         self.be_quiet()
         for known in self.known.values():
             assert known.reuse.is_at_rest
+            assert not any(stay.running for stay in known.sessions._homes.values())
             for engine in ENGINES:
+                assert known.sessions.live(known.fleet.states[engine].cache).running == 0
                 assert known.ledger.load(engine) == Load()
                 assert not known.latency.of(engine).pending
 
@@ -206,7 +240,7 @@ def prompt(root: int, blocks: int) -> RequestFacts:
 def two() -> tuple[FleetState, Journal, FleetState, Others]:
     """What a writer knows and tells, what a reader knows and hears."""
     writes, reads = known_fleet(), known_fleet()
-    return writes, Journal(writes, "w"), reads, Others(reads, "r")
+    return writes, Journal(writes.fleet.states, "w"), reads, Others(reads, "r")
 
 
 def told(journal: Journal, now_s: float) -> Batch:
@@ -243,7 +277,7 @@ def test_prefills_are_in_the_order_of_their_age_whoever_has_reserved_them() -> N
     assert latency.of("e0").turn_s == 21.5, "the own one has ended after the other's"
 
 
-def test_the_next_prefill_is_timed_from_the_end_of_a_foreign_one() -> None:
+def test_a_prefill_behind_a_foreign_one_is_not_timed_and_the_next_is() -> None:
     writes, journal, reads, others = two()
     writes.latency.reserve_prefill(writes.latency.of("e0"), 1, 2.0, 0.0)
     others.apply(told(journal, 0.0), 0.0)
@@ -251,7 +285,10 @@ def test_the_next_prefill_is_timed_from_the_end_of_a_foreign_one() -> None:
     latency.reserve_prefill(latency.of("e0"), 1, 1.0, 0.5)
     writes.latency.end_prefill(writes.latency.of("e0"), 1, 1.8)
     others.apply(told(journal, 1.82), 1.82)
-    assert latency.end_prefill(latency.of("e0"), 1, 2.8) == pytest.approx(1.8)
+    latency.reserve_prefill(latency.of("e0"), 2, 1.0, 2.0)
+    assert latency.wait_s("e0", 2.0) == pytest.approx(0.8 + 1.0)
+    assert latency.end_prefill(latency.of("e0"), 1, 2.8) is None
+    assert latency.end_prefill(latency.of("e0"), 2, 3.8) == 2.8
 
 
 def test_a_silent_writer_goes_as_one() -> None:
@@ -267,6 +304,17 @@ def test_a_silent_writer_goes_as_one() -> None:
     for name in ENGINES:
         assert reads.ledger.load(name) == Load()
         assert not reads.latency.of(name).pending
+
+
+def test_of_two_rows_the_newer_one_counts_in_whatever_order_they_come() -> None:
+    writes, journal, reads, others = two()
+    batches = []
+    for tick in range(3):
+        writes.ledger.open(writes.ledger.charge("e0", Phase.DECODE, 10))
+        batches.append(told(journal, tick * TICK_S))
+    for batch in (batches[0], batches[2], batches[1], batches[0]):
+        others.apply(batch, 1.0)
+    assert reads.ledger.load("e0").decode_tokens == 30
 
 
 def hits(known: FleetState, facts: RequestFacts) -> dict[str, int]:
@@ -346,6 +394,37 @@ def test_a_silent_writers_prompts_end_and_what_was_computed_stays() -> None:
     assert hits(reads, facts) == {"e0": 4}
 
 
+def test_a_session_is_at_home_where_another_replica_has_placed_it() -> None:
+    writes, journal, reads, others = two()
+    lease = OpenLeases().open(())
+    stay = writes.sessions.assign("s", writes.fleet.states["e1"].cache, 0.0, 1000, 200)
+    assert stay is not None
+    journal.placed(lease, stay, "")
+    others.apply(told(journal, 0.0), 50.0)
+    cache = reads.fleet.states["e1"].cache
+    assert reads.sessions.home("s", 50.0) == "e1"
+    assert reads.sessions.live(cache).running == 800
+    writes.sessions.move(stay, writes.fleet.states["e0"].cache)
+    journal.moved(lease, "e0")
+    writes.sessions.ended(stay, 1300, 1.0)
+    journal.over(lease, 1300)
+    others.apply(told(journal, 1.0), 51.0)
+    assert reads.sessions.home("s", 51.0) == "e0"
+    assert reads.sessions.live(cache).running == 0
+    assert reads.sessions.live(reads.fleet.states["e0"].cache).idle_tokens == 1100
+
+
+def test_a_silent_writers_turns_end_as_failed() -> None:
+    writes, journal, reads, others = two()
+    stay = writes.sessions.assign("s", writes.fleet.states["e1"].cache, 0.0, 1000)
+    assert stay is not None
+    journal.placed(OpenLeases().open(()), stay, "")
+    others.apply(told(journal, 0.0), 0.0)
+    others.expire(SILENT_S + TICK_S)
+    assert reads.sessions.live(reads.fleet.states["e1"].cache).running == 0
+    assert reads.sessions.home("s", SILENT_S + TICK_S) == "e1", "until its time to live is over"
+
+
 def test_what_frees_load_wakes_the_queue() -> None:
     writes, journal, reads, others = two()
     lease = writes.ledger.open(writes.ledger.charge("e0", Phase.DECODE, 1000))
@@ -383,8 +462,8 @@ def test_own_echo_and_too_many_writers_are_not_heard() -> None:
     reads = known_fleet()
     others = Others(reads, "r")
     row = Row("e0", (1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0), (), 0.0, 0.0, 0.0, 0.0)
-    others.apply(Batch("r", 1, (row,), (), True, ()), 0.0)
+    others.apply(Batch("r", 1, (row,), (), (), True, (), ()), 0.0)
     assert reads.ledger.load("e0") == Load()
     for number in range(2 * WRITERS_MAX):
-        others.apply(Batch(f"w{number}", 1, (row,), (), True, ()), 0.0)
+        others.apply(Batch(f"w{number}", 1, (row,), (), (), True, (), ()), 0.0)
     assert others.writers == reads.ledger.load("e0").prefill_requests == WRITERS_MAX

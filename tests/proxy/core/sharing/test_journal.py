@@ -27,7 +27,7 @@ def told(journal: Journal, now_s: float) -> Batch:
 
 def test_first_all_then_what_has_changed_then_nothing() -> None:
     known = known_fleet()
-    journal = Journal(known, "w")
+    journal = Journal(known.fleet.states, "w")
     first = told(journal, 10.0)
     assert (first.writer, first.number, first.is_whole) == ("w", 1, True)
     assert [(row.name, row.numbers) for row in first.rows] == [("e0", NOTHING), ("e1", NOTHING)]
@@ -40,7 +40,7 @@ def test_first_all_then_what_has_changed_then_nothing() -> None:
 
 
 def test_all_is_told_again_where_nothing_has_changed() -> None:
-    journal = Journal(known_fleet(), "w")
+    journal = Journal(known_fleet().fleet.states, "w")
     told(journal, 10.0)
     again = told(journal, 10.0 + WHOLE_S)
     assert again.is_whole
@@ -49,7 +49,7 @@ def test_all_is_told_again_where_nothing_has_changed() -> None:
 
 def test_a_prefill_is_told_with_its_age() -> None:
     known = known_fleet()
-    journal, latency = Journal(known, "w"), known.latency
+    journal, latency = Journal(known.fleet.states, "w"), known.latency
     latency.reserve_prefill(latency.of("e0"), 1, 2.0, 10.0, share_s=1.5)
     row = told(journal, 10.5).rows[0]
     (prefill,) = row.prefills
@@ -62,7 +62,7 @@ def test_a_prefill_is_told_with_its_age() -> None:
 
 def test_a_key_that_comes_back_is_another_prefill() -> None:
     known = known_fleet()
-    journal, latency = Journal(known, "w"), known.latency
+    journal, latency = Journal(known.fleet.states, "w"), known.latency
     keys = []
     for at_s in (10.0, 11.0):
         latency.reserve_prefill(latency.of("e0"), 7, 2.0, at_s)
@@ -75,6 +75,6 @@ def test_what_was_heard_is_not_told_on() -> None:
     writes, reads = known_fleet(), known_fleet()
     writes.ledger.open(writes.ledger.charge("e0", Phase.DECODE, 5))
     writes.latency.reserve_prefill(writes.latency.of("e0"), 1, 2.0, 0.0)
-    Others(reads, "r").apply(told(Journal(writes, "w"), 0.0), 0.0)
-    row = told(Journal(reads, "r"), 0.0).rows[0]
+    Others(reads, "r").apply(told(Journal(writes.fleet.states, "w"), 0.0), 0.0)
+    row = told(Journal(reads.fleet.states, "r"), 0.0).rows[0]
     assert (row.numbers, row.prefills, row.recent) == (NOTHING, (), 0.0)
