@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 DIRECTIONS = {
     "proxy": "cli | app | request, admin, process | state | fleet | net.upstream, net.server"
     " | telemetry | net | protocol | config | core",
-    "proxy.core": "routing | placement | known | admission, fleet | accounts | kvcache, connectors"
-    " | latency, thermal | types",
+    "proxy.core": "routing | placement, sharing | known | admission, fleet | accounts"
+    " | kvcache, connectors | latency, thermal | types",
     "replayer": "demo, virtual | replay, simulator | engine, loads, trace, arguments, terminal",
     "analysis": "cli | regret, elastic, plan | check, league, report, thermal"
     " | rivals, runs | bench | measures",
@@ -410,6 +410,7 @@ TESTED_ELSEWHERE = {
     "proxy.core.kvcache.links": "test_published_index.py: prompts of text, what is left of them",
     "proxy.core.known.tables": "test_fleet_state.py, thermal/test_fleet_limits.py, state/",
     "proxy.core.accounts.lease": "test_ledger.py: the conservation law",
+    "proxy.core.sharing.batch": "test_journal.py and test_apply.py: vocabulary only",
     "proxy.config.in_force": "process/test_reload.py: what a reload changes",
     "proxy.process.body_worker": "request/test_large_bodies.py: the process itself",
     "proxy.core.routing.actions": "test_request_flow.py: each path as a transcript",

@@ -8,7 +8,7 @@ from typing import Any
 
 from replayer.engine.costs import StepCost
 from replayer.engine.types import EngineOptions
-from replayer.virtual.requests import HeatOptions, Loss, WayNoise
+from replayer.virtual.requests import ONE_REPLICA, HeatOptions, Loss, ReplicaOptions, WayNoise
 
 ABORT_TIMEOUT_S = 60.0
 """VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as docs/deploy advises; vLLM's default pins KV for 480 s."""
@@ -20,7 +20,8 @@ class EngineFleet:
     """Engines and client of a run; `options` are fields of RouterConfig.
 
     `longest_tokens`: tokens of the trace's longest request, the least KV of an engine. `way`,
-    `joins_s`, `reports_kv`, `losses`, `migration_limit`, `heat`: see `VirtualOptions`.
+    `joins_s`, `reports_kv`, `losses`, `migration_limit`, `heat`,
+    `replicas`: see `VirtualOptions`.
     """
 
     engines: tuple[EngineOptions, ...]
@@ -34,6 +35,7 @@ class EngineFleet:
     losses: tuple[Loss, ...] = ()
     migration_limit: int = 0
     heat: HeatOptions | None = None
+    replicas: ReplicaOptions = ONE_REPLICA
 
     @property
     def kv_tokens(self) -> int:

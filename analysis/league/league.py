@@ -6,6 +6,7 @@ the result does not depend on their number.
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -45,6 +46,7 @@ from analysis.league.summary import CELL, print_league, summarise
 from analysis.league.verdict import print_verdicts, sentence
 from analysis.measures import grouped
 from analysis.rivals.registry import BASELINE, RIVALS
+from proxy.core.sharing.apply import SILENT_S
 from replayer.arguments import (
     InputError,
     count,
@@ -55,7 +57,10 @@ from replayer.arguments import (
 )
 from replayer.virtual.arrivals import LoadRules, SlotRules
 from replayer.virtual.load import LeftOut, Source
+from replayer.virtual.requests import BALANCES, ReplicaOptions
 
+MOST_REPLICAS = 64
+USUAL_TICK_S = 0.025
 Cell = tuple[str, str, float]
 """Regime, perturbation, load."""
 
@@ -70,6 +75,22 @@ USUAL_CLOSED: dict[str, Any] = {"instances": 4, "think_cap_s": 10.0, "timeout_s"
 
 def _policies(text: str) -> tuple[str, ...]:
     return tuple(RIVALS) if text == "all" else names(text)
+
+
+def _replicas(text: str) -> int:
+    if not 1 <= (found := positive_count(text)) <= MOST_REPLICAS:
+        raise argparse.ArgumentTypeError(f"must be 1 to {MOST_REPLICAS}, not {text}")
+    return found
+
+
+def _tick_s(text: str) -> float | None:
+    if text == "none":
+        return None
+    if (tick_ms := positive(text)) > SILENT_S * 1e3:
+        raise argparse.ArgumentTypeError(
+            f"must be none, or milliseconds up to {SILENT_S * 1e3:g}, not {text}"
+        )
+    return tick_ms / 1e3
 
 
 def _perturbations(text: str) -> tuple[str, ...]:
@@ -123,6 +144,20 @@ class LeagueOptions:
     migration_limit: int = flag(
         count, "as the proxy's --migration-limit: most migrations of a started stream", 0
     )
+    replicas: int = flag(
+        _replicas,
+        f"routers that requests are balanced over, 1 to {MOST_REPLICAS}",
+        1,
+    )
+    balance: str = flag(
+        str, f"each request, or all of a session to one router: {' or '.join(BALANCES)}", "random"
+    )
+    share_tick_s: float | None = flag(
+        _tick_s,
+        "milliseconds between two exchanges of what routers know, or none: they share nothing",
+        USUAL_TICK_S,
+        shown=f"{USUAL_TICK_S * 1e3:g}",
+    )
     horizon_s: float | None = flag(
         positive,
         f"virtual seconds of load (default: {USUAL_HORIZON_S:g}, less for a short trace)",
@@ -151,10 +186,20 @@ class LeagueOptions:
         named("regime", self.regimes, REGIMES, LeagueError)
         named("perturb", self.perturbations, PERTURBATIONS, LeagueError)
         named("profile", (self.profile,), PROFILES, LeagueError)
+        named("balance", (self.balance,), BALANCES, LeagueError)
+        if self.replicas > 1 and "hot-engine" in self.perturbations:
+            raise LeagueError("--perturb: hot-engine must be with --replicas 1")
         if self.closed and self.kv_tokens <= OUTPUT_TOKENS:
             raise LeagueError(
                 f"--kv-tokens: must be more than an answer's {OUTPUT_TOKENS}, not {self.kv_tokens}"
             )
+
+    def shared(self) -> dict[str, Any]:
+        """Return what is said of the replicas, where there are several."""
+        if self.replicas == 1:
+            return {}
+        tick_s = self.share_tick_s
+        return {"replicas": self.replicas, "balance": self.balance, "share_tick_s": tick_s}
 
     def load(self) -> Source:
         """Read the trace, as far as it is this league's load."""
@@ -199,6 +244,7 @@ class League:
             "think_cap_s": options.think_cap_s,
             "timeout_s": options.timeout_s,
             "migration_limit": options.migration_limit,
+            **options.shared(),
             "baseline": BASELINE,
             "left_out": asdict(self.left_out),
             "regimes": [
@@ -282,7 +328,8 @@ def _fleet(
 ) -> EngineFleet:
     profile = PROFILES[options.profile]
     made = profile.fleet(source, options.instances, kv_tokens, options.timeout_s, horizon_s)
-    return replace(made, migration_limit=options.migration_limit)
+    replicas = ReplicaOptions(options.replicas, options.balance, options.share_tick_s)
+    return replace(made, migration_limit=options.migration_limit, replicas=replicas)
 
 
 def _tasks(source: Source, options: LeagueOptions, scale: Scale) -> Iterator[Task]:

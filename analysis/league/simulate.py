@@ -84,11 +84,15 @@ def run_rival(
     block_tokens: int,
     until_s: float = math.inf,
 ) -> VirtualRun:
-    """Run the load under a rule that need not be in RIVALS."""
-    decide = make_rule(rival, fleet)
+    """Run the load under a rule that need not be in RIVALS; each replica has a rule of its own."""
     config, options = setting(rival, fleet, block_tokens, until_s)
-    observers = [] if decide is None else [decide]
-    return simulate(planned, Router(FleetState(config), decide=decide), options, observers)
+
+    def make() -> tuple[Router, Sequence[object]]:
+        decide = make_rule(rival, fleet)
+        return Router(FleetState(config), decide=decide), [] if decide is None else [decide]
+
+    (router, observers), *others = [make() for _ in range(fleet.replicas.count)]
+    return simulate(planned, router, options, observers, others)
 
 
 def make_rule(rival: Rival, fleet: EngineFleet) -> Decide | None:
@@ -116,6 +120,7 @@ def setting(
         losses=fleet.losses,
         migration_limit=fleet.migration_limit,
         heat=fleet.heat,
+        replicas=fleet.replicas,
     )
     return config, options
 

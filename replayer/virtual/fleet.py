@@ -16,6 +16,7 @@ from enum import IntEnum
 from itertools import count
 
 from proxy.core.accounts.engine_reports import EngineKv
+from proxy.core.admission.queue import QueueLimits
 from proxy.core.fleet.health import Change
 from proxy.core.fleet.retries import Budget
 from proxy.core.routing.actions import (
@@ -58,6 +59,7 @@ from replayer.engine.types import (
 from replayer.virtual.arrivals import Planned
 from replayer.virtual.heat import TICK_S, HeatRow, VirtualHeat
 from replayer.virtual.hooks import Hooks
+from replayer.virtual.replicas import Replicas
 from replayer.virtual.requests import (
     VirtualOptions,
     VirtualRow,
@@ -88,7 +90,8 @@ token."""
 class Kind(IntEnum):
     """The purpose of a timer: an arrival, a limit, a scrape, a look, an engine's life, control.
 
-    PLAN, START and GONE are those of a fleet that scales (`replayer.virtual.scaling`).
+    SHARE: an exchange between fronts. PLAN, START and GONE are those of a fleet that scales
+    (`replayer.virtual.scaling`).
     """
 
     ARRIVAL = 0
@@ -107,6 +110,7 @@ class Kind(IntEnum):
     PLAN = 13
     START = 14
     GONE = 15
+    SHARE = 16
 
 
 def _no_limit() -> LegLimit:
@@ -127,13 +131,35 @@ class LiveLeg:
     limit: LegLimit = field(default_factory=_no_limit)
 
 
+class Front:
+    """One proxy in front of the engines: what it knows, its queue, its budget of retries.
+
+    `observers` are called by `Hooks`.
+    """
+
+    def __init__(
+        self, number: int, router: Router, queue: QueueLimits, observers: Sequence[object] = ()
+    ) -> None:
+        self.number = number
+        self.router, self.known = router, router.known
+        self.waiting = Waiting(router, queue)
+        self.budget = Budget()
+        self.hooks = Hooks([router, *observers])
+        self.is_woken = False
+
+    def wake(self) -> None:
+        """Something has changed that may let a waiting request in."""
+        self.is_woken = True
+
+
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request between arrival and end."""
+    """A request between arrival and end, at one front."""
 
     index: int
     row: VirtualRow
     facts: RequestFacts
+    front: Front
     route: Route | None = None
     flow: RequestFlow | None = None
     queued: QueuedRequest | None = None
@@ -188,7 +214,10 @@ def job_of(
 
 
 class VirtualFleet:
-    """One run. `router` gets the instances `e0`, `e1`, ...; `observers` are called by `Hooks`."""
+    """One run. `router` gets the instances `e0`, `e1`, ...; `observers` are called by `Hooks`.
+
+    `others`: further proxies in front of the same engines, each with observers of its own.
+    """
 
     def __init__(
         self,
@@ -196,13 +225,15 @@ class VirtualFleet:
         router: Router,
         options: VirtualOptions,
         observers: Sequence[object] = (),
+        others: Sequence[tuple[Router, Sequence[object]]] = (),
     ) -> None:
         self.router, self.known = router, router.known
         self.options = options
         self.engines = [Engine(one) for one in options.engines]
         self.names = [f"e{number}" for number in range(len(self.engines))]
         self._planned = planned
-        self._hooks = Hooks([router, *observers])
+        fronts = enumerate([(router, observers), *others])
+        self.fronts = [Front(number, one, options.queue, seen) for number, (one, seen) in fronts]
         self._by_name = dict(zip(self.names, self.engines, strict=True))
         self._place = {engine: number for number, engine in enumerate(self.engines)}
         self._due_s = [math.inf] * len(self.engines)
@@ -210,10 +241,7 @@ class VirtualFleet:
         self._heap: list[tuple[float, int, Kind, LiveRequest | int, int]] = []
         self._order = count()
         self._legs: dict[SimRequest, LiveRequest] = {}
-        self._waiting = Waiting(router, options.queue)
-        self._is_woken = False
         self._now_s = 0.0
-        self.budget = Budget()
         self._waits = Waits(planned)
         self._rows: list[VirtualRow | None] = [None] * len(planned)
         self._left = len(planned)
@@ -225,6 +253,9 @@ class VirtualFleet:
         """Engines that have died, until the proxy has them back."""
         self._unseen: set[str] = set()
         """Lost engines whose successor has not reported yet."""
+        self._replicas = Replicas(options.replicas, [front.router for front in self.fronts])
+        for number, start_s in enumerate(self._replicas.starts_s):
+            self._at(start_s, Kind.SHARE, number)
         for loss in options.losses:
             self._at(loss.at_s, Kind.LOSS, loss.engine)
             self._at(loss.back_s, Kind.BACK, loss.engine)
@@ -264,14 +295,16 @@ class VirtualFleet:
 
     def _join(self, number: int) -> None:
         name = self.names[number]
-        self.known.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
+        for front in self.fronts:
+            front.known.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
 
     def _settle(self, now_s: float) -> None:
         """Process all that follows at this moment: engines' events, then the queue's."""
         while self._dirty:
             self._advance(self._dirty.pop(), now_s)
-        if self._is_woken:
-            self._look(now_s)
+        for front in self.fronts:
+            if front.is_woken:
+                self._look(front, now_s)
 
     def _at(self, at_s: float, kind: Kind, what: LiveRequest | int, number: int = 0) -> None:
         heapq.heappush(self._heap, (at_s, next(self._order), kind, what, number))
@@ -280,10 +313,8 @@ class VirtualFleet:
         if kind is Kind.SCRAPE:
             self._scrape(now_s)
         elif kind is Kind.CONTROL and self._heat is not None:
-            self._heat.tick(now_s, len(self._waiting.queue), self)
+            self._heat.tick(now_s, len(self.fronts[0].waiting.queue), self)
             self._at(now_s + TICK_S, Kind.CONTROL, 0)
-        elif kind is Kind.LOOK:
-            self._is_woken = True
         elif isinstance(what, int):
             self._handle_number(kind, what, now_s)
         elif what.row.outcome == "ok":
@@ -297,6 +328,10 @@ class VirtualFleet:
             self._lose(number, now_s)
         elif kind is Kind.BACK:
             self._bring_back(number, now_s)
+        elif kind is Kind.LOOK:
+            self.fronts[number].wake()
+        elif kind is Kind.SHARE:
+            self._at(self._replicas.tick(number, now_s), Kind.SHARE, number)
         else:
             self._arrive(number, now_s)
 
@@ -309,7 +344,7 @@ class VirtualFleet:
             self._give_up(live, now_s)
         elif kind is Kind.QUEUE_OVER:
             if live.queued is not None:
-                self._waiting.expire(live.queued, now_s)
+                live.front.waiting.expire(live.queued, now_s)
         elif live.flow is not None:
             self._time_is_up(kind, live, live.flow, number, now_s)
 
@@ -405,26 +440,33 @@ class VirtualFleet:
         self._run.moved_bytes += engine.sender.bytes_sent
 
     def _probe_gone(self, now_s: float) -> None:
-        """Probe what has died, until it answers and is used again."""
-        events = self.known.events
+        """Probe what has died, until it answers and is used again by every front."""
         for name in sorted(self._gone):
             if name in self._by_name:
-                if name in self._unseen:
-                    self._unseen.discard(name)
-                    events.restarted(name, now_s)
-                events.probe_answered(name, now_s)
-                member = self.known.fleet.get(name)
-                if member is not None and member.health.is_up:
+                up = [self._is_up_again(front, name, now_s) for front in self.fronts]
+                self._unseen.discard(name)
+                if all(up):
                     self._gone.discard(name)
-            elif events.probe_failed(name, "refused", now_s, is_refused=True) is Change.GONE:
-                self._peer_gone(name, now_s)
+                continue
+            for front in self.fronts:
+                events = front.known.events
+                if events.probe_failed(name, "refused", now_s, is_refused=True) is Change.GONE:
+                    self._peer_gone(front, name, now_s)
 
-    def _peer_gone(self, name: str, now_s: float) -> None:
-        """End the legs that fetch KV from an instance that is gone."""
+    def _is_up_again(self, front: Front, name: str, now_s: float) -> bool:
+        """A probe of a front is answered by an engine that had died; whether it is used again."""
+        if name in self._unseen:
+            front.known.events.restarted(name, now_s)
+        front.known.events.probe_answered(name, now_s)
+        member = front.known.fleet.get(name)
+        return member is not None and member.health.is_up
+
+    def _peer_gone(self, front: Front, name: str, now_s: float) -> None:
+        """End the legs of a front that fetch KV from an instance that is gone."""
         gone = LegFailure(FailureKind.PEER_GONE, "the peer is gone")
         for live in list(self._legs.values()):
             flow = live.flow
-            if flow is None or flow.state is not State.FETCHING:
+            if flow is None or flow.state is not State.FETCHING or live.front is not front:
                 continue
             if flow.route.prefill is not None and flow.route.prefill.name == name:
                 self._abort(live.leg, now_s)
@@ -456,7 +498,7 @@ class VirtualFleet:
         planned = self._planned[index]
         row = self._rows[index] = new_row(index, planned, now_s)
         facts = facts_of(planned, self.options)
-        live = LiveRequest(index, row, facts)
+        live = LiveRequest(index, row, facts, self.fronts[self._replicas.place(planned, index)])
         self._at(now_s + self.options.timeout_s, Kind.GIVE_UP, live)
         decided_s = now_s + self.options.proxy.delay_s(planned.turn.prompt_tokens)
         if decided_s > now_s:
@@ -465,9 +507,10 @@ class VirtualFleet:
             self._admit(live, now_s)
 
     def _admit(self, live: LiveRequest, now_s: float) -> None:
-        self.budget.active += not live.is_in_service
+        live.front.budget.active += not live.is_in_service
         live.is_in_service = True
-        waiting, answer = self._waiting, self._waiting.admit(live.facts, now_s)
+        waiting = live.front.waiting
+        answer = waiting.admit(live.facts, now_s)
         if isinstance(answer, Reject):
             size_bytes = live.row.prompt_tokens * BYTES_PER_TOKEN
             queued = waiting.enter(
@@ -479,9 +522,9 @@ class VirtualFleet:
             )
             if isinstance(queued, QueuedRequest):
                 live.queued = queued
-                self.known.call_when_freed(self._wake)
+                live.front.known.call_when_freed(live.front.wake)
                 self._at(now_s + waiting.queue.limits.seconds, Kind.QUEUE_OVER, live)
-                self._look_later(now_s)
+                self._look_later(live.front, now_s)
             else:
                 self._rejected(live, queued, now_s)
             return
@@ -492,27 +535,24 @@ class VirtualFleet:
         queued, live.queued = live.queued, None
         if queued is None or queued.result is None:
             return
-        self._waiting.leave(queued)
-        if not len(self._waiting.queue):
-            self.known.call_when_freed(None)
+        live.front.waiting.leave(queued)
+        if not len(live.front.waiting.queue):
+            live.front.known.call_when_freed(None)
         if isinstance(queued.result, Reject):
             self._rejected(live, queued.result, now_s)
         else:
             self._placed(live, queued.result, now_s)
 
-    def _wake(self) -> None:
-        self._is_woken = True
-
-    def _look(self, now_s: float) -> None:
+    def _look(self, front: Front, now_s: float) -> None:
         """Load was freed, or time has passed: admit waiting requests in their order."""
-        self._is_woken = False
-        self._waiting.look(now_s)
-        self._look_later(now_s)
+        front.is_woken = False
+        front.waiting.look(now_s)
+        self._look_later(front, now_s)
 
-    def _look_later(self, now_s: float) -> None:
-        at_s = self._waiting.next_look_s(now_s)
+    def _look_later(self, front: Front, now_s: float) -> None:
+        at_s = front.waiting.next_look_s(now_s)
         if at_s is not None:
-            self._at(at_s + HARDLY_LATER_S, Kind.LOOK, 0)
+            self._at(at_s + HARDLY_LATER_S, Kind.LOOK, front.number)
 
     def _rejected(self, live: LiveRequest, reject: Reject, now_s: float) -> None:
         live.row.rejects += 1
@@ -523,7 +563,7 @@ class VirtualFleet:
             self._end(live, "rejected", now_s)
 
     def _left_service(self, live: LiveRequest) -> None:
-        self.budget.active -= live.is_in_service
+        live.front.budget.active -= live.is_in_service
         live.is_in_service = False
 
     def _placed(self, live: LiveRequest, route: Route, now_s: float) -> None:
@@ -536,8 +576,9 @@ class VirtualFleet:
             options.migration_limit,
         )
         live.route, live.admitted_s = route, now_s
+        front = live.front
         live.flow = RequestFlow(
-            self.router, self.budget, live.facts, route, caps, now_s, streams=True
+            front.router, front.budget, live.facts, route, caps, now_s, streams=True
         )
         live.row.predicted_ttft_s = route.predicted_ttft_s
         live.row.estimated_new_tokens = route.new_tokens
@@ -570,7 +611,7 @@ class VirtualFleet:
             elif isinstance(effect, CancelPrefill):
                 self._hedge_counts(live, now_s)
             elif isinstance(effect, InstanceFailed) and effect.change is Change.GONE:
-                self._peer_gone(effect.name, now_s)
+                self._peer_gone(live.front, effect.name, now_s)
             else:
                 note(live.row, effect)
 
@@ -618,7 +659,7 @@ class VirtualFleet:
         """End a request that no instance serves; its stream continues where it still runs."""
         if not live.old.number:
             if live.flow is not None:
-                self._hooks.failed(live.flow.route, live.facts, now_s)
+                live.front.hooks.failed(live.flow.route, live.facts, now_s)
             self._end(live, "failed", now_s)
             return
         live.leg, live.old = live.old, LiveLeg()
@@ -651,7 +692,7 @@ class VirtualFleet:
         why_fixed: str | None,
     ) -> Victim:
         written = live.leg.behind + leg.output_tokens
-        expected = int(self.known.latency.output_tokens)
+        expected = int(live.front.known.latency.output_tokens)
         return Victim(
             str(live.index),
             kv_tokens=live.row.prompt_tokens + written,
@@ -686,7 +727,7 @@ class VirtualFleet:
             live.row.computed_tokens += leg.prompt_computed_tokens
             found = leg.local_hit_tokens / leg.job.prompt_tokens
             step = flow.prefill_answered(now_s, found)
-            self._hooks.prefill_done(flow.route, live.facts, leg, now_s)
+            live.front.hooks.prefill_done(flow.route, live.facts, leg, now_s)
             self._go_on(live, step, now_s)
         elif leg.finish_reason == "error" and flow.state in _UNANSWERED:
             failure = LegFailure(FailureKind.SERVER_ERROR, "the KV did not come")
@@ -713,7 +754,7 @@ class VirtualFleet:
         row.cached_tokens, row.external_tokens = leg.local_hit_tokens, leg.external_tokens
         row.computed_tokens += leg.prompt_computed_tokens
         flow.first_token(now_s)
-        self._hooks.first_token(flow.route, live.facts, now_s - live.admitted_s, leg, now_s)
+        live.front.hooks.first_token(flow.route, live.facts, now_s - live.admitted_s, leg, now_s)
 
     def _moved(self, live: LiveRequest, flow: RequestFlow, leg: SimRequest, now_s: float) -> None:
         """Another engine goes on with the stream."""
@@ -729,17 +770,17 @@ class VirtualFleet:
         # As in the proxy: of a stream that has moved nothing is learned.
         is_told = not flow.moves and live.facts.offloadable
         flow.completed(leg.local_hit_tokens / leg.job.prompt_tokens if is_told else None)
-        self._hooks.finish(flow.route, live.facts, leg, now_s)
+        live.front.hooks.finish(flow.route, live.facts, leg, now_s)
         self._end(live, "ok", now_s)
 
     def _give_up(self, live: LiveRequest, now_s: float) -> None:
         """The client's time limit for a first token is over."""
         if live.row.ttft_s is None and live.row.outcome == "ok" and live.row.end_s is None:
             if live.queued is not None:
-                self._waiting.leave(live.queued)
+                live.front.waiting.leave(live.queued)
                 live.queued = None
             if live.route is not None:
-                self._hooks.failed(live.route, live.facts, now_s)
+                live.front.hooks.failed(live.route, live.facts, now_s)
             self._end(live, "timeout", now_s)
 
     def _abort(self, leg: LiveLeg, now_s: float) -> None:
@@ -773,13 +814,14 @@ class VirtualFleet:
         """
         for name, engine in self._by_name.items():
             pool = engine.pool
-            if self.options.reports_kv:
-                tokens = pool.total * engine.options.block_size
-                self.known.gate.observe_engine(name, EngineKv(tokens, pool.usage_ratio), now_s)
+            kv = EngineKv(pool.total * engine.options.block_size, pool.usage_ratio)
+            for front in self.fronts:
+                if self.options.reports_kv:
+                    front.known.gate.observe_engine(name, kv, now_s)
+                member = front.known.fleet.get(name)
+                if member is not None and member.health.trial_due(now_s):
+                    front.known.events.trial_ended(name, None, now_s)
             self._run.used_ratio.append(pool.usage_ratio)
-            member = self.known.fleet.get(name)
-            if member is not None and member.health.trial_due(now_s):
-                self.known.events.trial_ended(name, None, now_s)
         self._probe_gone(now_s)
         for leg, live in self._legs.items():
             grown = leg.output_tokens - live.charged_tokens
@@ -795,7 +837,7 @@ class VirtualFleet:
         run.rows = [row for row in self._rows if row is not None]
         for engine in self._by_name.values():
             self._count(engine)
-        run.drift = self.known.ledger.drift()
+        run.drift = sum(front.known.ledger.drift() for front in self.fronts)
         return run
 
 
@@ -804,6 +846,10 @@ def simulate(
     router: Router,
     options: VirtualOptions,
     observers: Sequence[object] = (),
+    others: Sequence[tuple[Router, Sequence[object]]] = (),
 ) -> VirtualRun:
-    """Run the load through a fresh router; `observers` may have any of the hooks."""
-    return VirtualFleet(planned, router, options, observers).run()
+    """Run the load through fresh routers; `observers` may have any of the hooks.
+
+    See `VirtualFleet` for `others`; `options.replicas` says how requests are spread over all.
+    """
+    return VirtualFleet(planned, router, options, observers, others).run()

@@ -75,6 +75,23 @@ class HeatOptions:
     faults: SensorFaults = field(default_factory=SensorFaults)
 
 
+BALANCES = "random", "session"
+"""How a load balancer before the replicas spreads requests: each for itself, or all of a session to
+one replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """`count` replicas; `balance` is of BALANCES, `tick_s` None: they share nothing."""
+
+    count: int
+    balance: str = "random"
+    tick_s: float | None = 0.025
+
+
+ONE_REPLICA = ReplicaOptions(1)
+
+
 @dataclass(frozen=True, slots=True)
 class VirtualOptions:
     """The fleet and the client of a virtual run; one engine per entry of `engines`."""
@@ -113,6 +130,8 @@ class VirtualOptions:
     """`--migration-limit`."""
     heat: HeatOptions | None = None
     """Thermal control, None for none."""
+    replicas: ReplicaOptions = ONE_REPLICA
+    """The proxies that requests are spread over."""
     model: str = "sim"
 
 

@@ -243,7 +243,7 @@ class ScaledFleet(VirtualFleet):
             names.discard(name)
         self._gaps.pop(name, None)
         self.known.remove(name)
-        self._peer_gone(name, now_s)
+        self._peer_gone(self.fronts[0], name, now_s)
 
     def look(self, now_s: float) -> Seen:
         """What sources would read now: all that is known of the fleet from outside."""
@@ -253,7 +253,7 @@ class ScaledFleet(VirtualFleet):
         kept = sum(map(_is_kept, self.lives))
         leaving = [x for x in self.lives if x.drained_s is not None and x.left_s is None]
         instances = tuple(self._instance(life.name) for life in serving)
-        queued = len(self._waiting.queue)
+        queued = len(self.fronts[0].waiting.queue)
         told = self._told.copy()
         return Seen(now_s, kept - len(serving), len(leaving), queued, told, instances)
 

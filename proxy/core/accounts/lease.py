@@ -16,6 +16,9 @@ from enum import IntEnum
 
 from proxy.core.types import Load
 
+Numbers = tuple[int, int, int, int, int, int, int, int, int, int, int]
+"""The numbers of a `Load` in the order of its fields."""
+
 
 class Phase(IntEnum):
     """The phase that a charge is for; the index of its pair of counters."""
@@ -30,16 +33,30 @@ class Phase(IntEnum):
     """Tokens of a prompt beside its prefill charge: found in the cache, so no work, but in use."""
 
 
-class Account:
-    """The counters of one incarnation of one instance; written by `Lease` only."""
+def added(one: Numbers, other: Numbers) -> Numbers:
+    """The sum of two, number by number."""
+    a, b = one, other
+    return (
+        *(a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4], a[5] + b[5]),
+        *(a[6] + b[6], a[7] + b[7], a[8] + b[8], a[9] + b[9], a[10] + b[10]),
+    )
 
-    __slots__ = ("name", "requests", "seen", "tokens")
+
+class Account:
+    """The counters of one incarnation of one instance; written by `Lease` only.
+
+    `foreign`: what other replicas of this proxy have on it, as `own` of each, summed; None where
+    nothing is shared. It is a part of `load`, and of nothing else.
+    """
+
+    __slots__ = ("foreign", "name", "requests", "seen", "tokens")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.tokens = [0] * len(Phase)
         self.requests = [0] * len(Phase)
         self.seen: Load | None = None
+        self.foreign: Numbers | None = None
 
     def change(self, phase: Phase, tokens: int, requests: int) -> None:
         """Add to one pair of counters."""
@@ -55,7 +72,18 @@ class Account:
         if self.seen is None:
             t, r = self.tokens, self.requests
             self.seen = Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3], t[4], r[4], t[5])
+            if self.foreign is not None:
+                self.seen = Load(*added(self.own(), self.foreign))
         return self.seen
+
+    def own(self) -> Numbers:
+        """The counters of this process alone, in the order of a `Load`."""
+        t, r = self.tokens, self.requests
+        return t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3], t[4], r[4], t[5]
+
+    def share(self, foreign: Numbers | None) -> None:
+        """What others have on this instance, from now on; None: they have nothing."""
+        self.foreign, self.seen = foreign, None
 
 
 @dataclass(slots=True, init=False)

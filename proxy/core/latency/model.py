@@ -32,7 +32,16 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from proxy.core.latency.pace import FIRST_STEP, FleetPace, Line, Pace, Transfers, faded
+from proxy.core.latency.pace import (
+    FIRST_STEP,
+    FleetPace,
+    Lately,
+    Line,
+    Pace,
+    Transfers,
+    both_lately,
+    faded,
+)
 from proxy.core.latency.regression import (
     PRIOR_WEIGHT,
     WINDOW,
@@ -59,6 +68,8 @@ TRANSFER_FIXED_SHARE: Final = 0.1
 LEAST_TRANSFER_S: Final = 0.001
 """A shorter option is taken for this: a line is learned in units of its prior, which 0 is not."""
 PAIRS_MAX: Final = 4096
+Reserved = tuple[int, float, float, float]
+"""A reserved prefill: its key, its work and the part of it that is counted as busy, since when."""
 CALIBRATION_QUANTILES = (0.1, 0.5, 0.9)
 SHORTEST_S = 1e-9
 LATE: Final = 0.95
@@ -179,6 +190,7 @@ class Times:
     """
 
     __slots__ = (
+        "_foreign_turn_s",
         "_last",
         "_pace",
         "_shares",
@@ -187,6 +199,7 @@ class Times:
         "busy_until_s",
         "calibration",
         "computed_tokens",
+        "foreign",
         "pending",
         "prefill",
         "ready",
@@ -209,6 +222,9 @@ class Times:
         self.recent = 0.0
         self.recent_s = 0.0
         self.recent_at_s = 0.0
+        self.foreign: Lately | None = None
+        """Prefills that other replicas had here lately; None where nothing is shared."""
+        self._foreign_turn_s = -math.inf
         self._turn_s = 0.0
         self._last: Measured | None = None
         self._pace: Pace | None = None
@@ -218,12 +234,15 @@ class Times:
         found = self._pace
         if found is None:
             prefill, step = self.prefill, self.step
+            recent = self.recent, self.recent_s, self.recent_at_s
+            if self.foreign is not None:
+                recent = both_lately(recent, self.foreign)
             found = self._pace = Pace(
                 self.budget,
                 (prefill.p, prefill.q),
                 (step.p, step.q),
                 self.busy_until_s,
-                (self.recent, self.recent_s, self.recent_at_s),
+                recent,
                 is_pending=bool(self.pending),
             )
         return found
@@ -292,9 +311,69 @@ class Times:
         if was_first:
             self.busy_until_s = now_s + sum(self.pending.values())
             begun_s, self._turn_s = self._turn_s, now_s
+            if self.foreign is not None and self._foreign_turn_s > since_s:
+                return None  # behind another replica's its begin is known to a tick or two only
             return begun_s
         self.busy_until_s = max(now_s, self.busy_until_s - work_s)
+        if self.foreign is not None:
+            self._overtook(since_s, now_s)
         return None
+
+    def _overtook(self, since_s: float, now_s: float) -> None:
+        """An own prefill has ended; foreign ones before it have too, as will be heard later."""
+        if not any(key > 0 and self._shares[key][1] <= since_s for key in self.pending):
+            self._turn_s = now_s
+
+    def reserve_foreign(self, key: int, work_s: float, share_s: float, since_s: float) -> None:
+        """Reserve a prefill of another replica, in its place by age; its `key` is negative."""
+        self._pace = None
+        self.pending[key], self._shares[key] = work_s, (share_s, since_s)
+        self.pending = {
+            each: self.pending[each] for each in sorted(self.pending, key=self._since_s)
+        }
+        self.busy_until_s = max(since_s, self.busy_until_s) + work_s
+
+    def _since_s(self, key: int) -> float:
+        return self._shares[key][1]
+
+    def end_foreign(self, key: int, now_s: float) -> None:
+        """Remove another replica's reservation: it has ended by now, at the last turn if after it.
+
+        See `know_turn`, which comes first.
+        """
+        if key not in self.pending:
+            return
+        self._pace = None
+        was_first = next(iter(self.pending)) == key
+        work_s, since_s = self.pending.pop(key), self._shares.pop(key)[1]
+        if was_first:
+            turn_s = max(self._turn_s, self._foreign_turn_s)
+            ended_s = turn_s if turn_s > since_s else now_s
+            self.busy_until_s = ended_s + sum(self.pending.values())
+        else:
+            self.busy_until_s = max(now_s, self.busy_until_s - work_s)
+
+    def know_turn(self, turn_s: float) -> None:
+        """A prefill of another replica has ended then, and the next one has begun."""
+        self._foreign_turn_s = max(self._foreign_turn_s, turn_s)
+
+    @property
+    def turn_s(self) -> float:
+        """When the last own prefill ended that was the first in order."""
+        return self._turn_s
+
+    def own_pending(self) -> list[Reserved]:
+        """The reservations of this process alone."""
+        found: list[Reserved] = []
+        for key, work_s in self.pending.items():
+            if key > 0:
+                share_s, since_s = self._shares[key]
+                found.append((key, work_s, share_s, since_s))
+        return found
+
+    def share(self, foreign: Lately | None) -> None:
+        """What other replicas computed here lately, from now on."""
+        self.foreign, self._pace = foreign, None
 
     def spent_s(self, key: int, now_s: float) -> float:
         """The most that a pending prefill can have kept the instance busy; 0 if none is pending."""

@@ -15,6 +15,8 @@ FIRST_STEP: Final = 0.5
 """A prefill with none before it waits for the running step to end: half a step on average."""
 Line = tuple[float, float]
 """The two coefficients of a line."""
+Lately = tuple[float, float, float]
+"""Number and seconds of prefills at a time, which fade over RECENT_S, and that time."""
 Numbers = list[float]
 """A `Pace` in the order of its fields, as JSON has it."""
 
@@ -46,7 +48,7 @@ class Pace:
         prefill: Line,
         step: Line,
         busy_until_s: float,
-        recent: tuple[float, float, float],
+        recent: Lately,
         *,
         is_pending: bool,
     ) -> None:
@@ -124,6 +126,13 @@ class Pace:
 def faded(since_s: float, now_s: float) -> float:
     """The part that is left of what was recent at `since_s`; 1 also when the clock goes back."""
     return math.exp(min(0.0, since_s - now_s) / RECENT_S)
+
+
+def both_lately(one: Lately, other: Lately) -> Lately:
+    """The sum of two, at the later time."""
+    at_s = max(one[2], other[2])
+    kept, also = faded(one[2], at_s), faded(other[2], at_s)
+    return one[0] * kept + other[0] * also, one[1] * kept + other[1] * also, at_s
 
 
 class Transfers:

@@ -88,9 +88,10 @@ class Hedges:
         is_waiting = route.prefill is not None and route.handed_s is None and route.lease.is_open
         if not self._is_on or not is_waiting or route.hedge is not None:
             return False
-        fleet, load = self._parts.fleet, self._parts.ledger.load
-        members = [member.instance.name for member in fleet.members()]
-        offloads = self._live + sum(load(name).inbound_requests for name in members)
+        fleet = self._parts.fleet
+        # Each replica has its share: of own hedges in own offloads.
+        inbound = [member.state.account.requests[Phase.INBOUND] for member in fleet.members()]
+        offloads = self._live + sum(inbound)
         return fleet.is_up(route.decode.name) and self._live < max(1, HEDGED_RATIO * offloads)
 
     def drop(self, route: Route, now_s: float) -> None:

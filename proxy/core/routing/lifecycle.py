@@ -17,6 +17,8 @@ from proxy.core.kvcache.reuse import Reuse
 from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
 from proxy.core.routing.route import Hedge, Route
+from proxy.core.sharing.batch import Course
+from proxy.core.sharing.journal import Journal
 from proxy.core.types import Instance, Load, RequestFacts
 
 BUSY_MOST = 0.9
@@ -173,11 +175,15 @@ class LatencyTracker:
 
 
 class BlockUses:
-    """Keeps `Route.use` in step with the request's course."""
+    """Keeps `Route.use` in step with the request's course.
+
+    `journal`: what other replicas are told of it; None where nothing is shared.
+    """
 
     def __init__(self, reuse: Reuse, states: InstanceStates) -> None:
         self._reuse = reuse
         self._states = states
+        self.journal: Journal | None = None
 
     def begin_use(self, route: Route, name: str, facts: RequestFacts) -> None:
         """An instance begins to compute the prompt; an earlier use of the route ends."""
@@ -189,12 +195,17 @@ class BlockUses:
         """A use for a hedge: it is not the route's own, or not yet."""
         state = self._states.of(name)
         self._reuse.limit(state.cache, state.kv_tokens, state.assumed_kv_tokens, facts)
-        return self._reuse.begin_use(state.cache, facts)
+        use = self._reuse.begin_use(state.cache, facts)
+        if self.journal is not None:
+            self.journal.began(Course.BEGUN, use, facts)
+        return use
 
     def close_use(self, use: Use | None) -> None:
         """A hedge's use is over."""
         if use is not None:
             self._reuse.end_use(use)
+            if self.journal is not None:
+                self.journal.went_on(Course.ENDED, use)
 
     def computed(
         self, route: Route, facts: RequestFacts, cached_ratio: float | None = None
@@ -203,12 +214,17 @@ class BlockUses:
         if (use := _open(route)) is not None:
             self._reported(use, facts, cached_ratio)
             self._reuse.computed(use, facts)
+            if self.journal is not None:
+                self.journal.went_on(Course.COMPUTED, use)
 
     def received(self, route: Route, facts: RequestFacts) -> None:
         """D has fetched the KV: P's use ends, D's begins."""
         self.end_use(route)
         if route.lease.is_open:
-            route.use = self._reuse.received(self._states.of(route.decode.name).cache, facts)
+            use = self._reuse.received(self._states.of(route.decode.name).cache, facts)
+            route.use = use
+            if self.journal is not None:
+                self.journal.began(Course.RECEIVED, use, facts)
 
     def completed(
         self,
@@ -222,10 +238,16 @@ class BlockUses:
             if use.cache.name == route.decode.name:
                 self._reported(use, facts, cached_ratio)
             self._reuse.released(use, facts, answer_tokens)
+            if self.journal is not None:
+                self.journal.went_on(Course.RELEASED, use, answer_tokens)
 
     def _reported(self, use: Use, facts: RequestFacts, cached_ratio: float | None) -> None:
-        if cached_ratio is not None and self._reuse.reported(use, facts, cached_ratio):
+        if cached_ratio is None:
+            return
+        if self._reuse.reported(use, facts, cached_ratio):
             self._states.assume_sizes()
+        if self.journal is not None:
+            self.journal.went_on(Course.REPORTED, use, cached_ratio)
 
     def end_use(self, route: Route) -> None:
         """End the route's use, if it has one."""

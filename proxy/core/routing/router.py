@@ -34,6 +34,7 @@ from proxy.core.routing.hedging import Hedges, Parts
 from proxy.core.routing.lifecycle import BlockUses, LatencyTracker
 from proxy.core.routing.route import Route
 from proxy.core.routing.session_kv import LiveSessionKv
+from proxy.core.sharing.journal import Journal
 from proxy.core.types import (
     NO_OFFLOADS,
     Fallback,
@@ -73,6 +74,7 @@ class Router:
         parts = Parts(known.ledger, self._tracker, self._block_uses, known.fleet, known.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
         self._eligible = Eligible(known)
+        self._journal: Journal | None = None
         self._made = Made()
 
     def reconfigure(self, config: RouterConfig) -> None:
@@ -87,6 +89,10 @@ class Router:
         self._shadow = _shadow_of(config)
         self.hedges.switch(is_on=config.hedge)
         self.known.freed()
+
+    def share(self, journal: Journal | None) -> None:
+        """Note for other replicas what becomes of prompts and sessions; None: tell nobody."""
+        self._journal = self._block_uses.journal = journal
 
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Choose D, the class and P, and charge them; or say why not and when to come back."""
@@ -171,11 +177,17 @@ class Router:
         found = Found(route.stay.key or None, route.stay) if route.stay is not None else NOBODY
         choice = self._together(facts, free, found, now_s)
         d = choice.decode
-        self._sessions.move(route.stay, self._fleet.states.of(d.instance.name).cache)
+        self._move_stay(route, d.instance.name)
         route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
         route.key_tokens, route.place = d.key_tokens, Place.RETRY
         return choice
+
+    def _move_stay(self, route: Route, name: str) -> None:
+        """The request's turn goes on at another instance."""
+        self._sessions.move(route.stay, self._fleet.states.of(name).cache)
+        if self._journal is not None:
+            self._journal.moved(route.lease, name)
 
     def _together(
         self, facts: RequestFacts, free: Candidates, found: Found, now_s: float
@@ -240,7 +252,7 @@ class Router:
         """A stream that was to be moved goes on where it is, `on`: charge it there again."""
         self.give_back(route, now_s)
         route.prompt_tokens = facts.prompt_tokens + output_tokens
-        self._sessions.move(route.stay, self._fleet.states.of(on.name).cache)
+        self._move_stay(route, on.name)
         route.decode = on
         self._block_uses.begin_use(route, on.name, facts)
         route.lease.replace(self._ledger.charge(on.name, Phase.DECODE, route.prompt_tokens))
@@ -368,7 +380,10 @@ class Router:
         if route.stay is not None:
             kept = route.prompt_tokens + (output_tokens or 0)
             is_computed = route.first_token_s is not None
-            self._sessions.ended(route.stay, kept if is_computed else None, now_s)
+            tokens = kept if is_computed else None
+            self._sessions.ended(route.stay, tokens, now_s)
+            if self._journal is not None:
+                self._journal.over(route.lease, tokens)
             route.stay = None
         self.give_back(route, now_s)
         self._tracker.told(route)
@@ -455,6 +470,8 @@ class Router:
             options=choice.alternatives(),
         )
         route.shadow, route.mistake, route.stay = shadowed, choice.mistake, stay
+        if self._journal is not None and stay is not None:
+            self._journal.placed(route.lease, stay, facts.tenant)
         route.key_tokens = d.key_tokens
         route.claim = self._published.claim(facts, d.instance.name)
         if p is None:

@@ -1,6 +1,8 @@
 """The league's figures, means, scale and command."""
 
+import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import orjson
@@ -38,6 +40,32 @@ def test_other_seeds_can_be_asked_for(tmp_path: Path) -> None:
     both, second = seen
     assert [row["seed"] for row in both] == [0, 1]
     assert second == both[1:]
+
+
+def test_replicas_that_share_decide_as_well_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the same load: one router, two and four that share, and four that share nothing."""
+    options = "--instances 4 --load 0.8 --scale 6:300000 --seeds 2 --horizon 40 --policies cost"
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for wanted in ("1", "2", "4", "4 --share-tick none"):
+        out, asked = tmp_path / "rows.json", f"{options} --jobs 1 --replicas {wanted}"
+        assert main(["league", str(SAMPLE), *asked.split(), f"--json={out}"]) == 0
+        document = orjson.loads(out.read_bytes())
+        assert ("share_tick_s" in document) == (wanted != "1")
+        rows[wanted] = document["rows"]
+    goodput = {name: fmean(row["goodput_ratio"] for row in of) for name, of in rows.items()}
+    p90_s = {name: fmean(row["ttft_s"]["p90"] for row in of) for name, of in rows.items()}
+    with capsys.disabled():
+        for name in rows:
+            figures = f"goodput {100 * goodput[name]:.1f} %, TTFT p90 {p90_s[name]:.2f} s"
+            sys.stdout.write(f"\nreplicas {name}: {figures}")
+    assert all(row["drift"] == row["failures"] == 0 for of in rows.values() for row in of)
+    for shared in ("2", "4"):
+        assert goodput[shared] >= goodput["1"] - 0.03
+        assert p90_s[shared] <= 1.2 * p90_s["1"]
+    assert goodput["4"] > goodput["4 --share-tick none"]
+    assert p90_s["4 --share-tick none"] > 1.4 * p90_s["4"]
 
 
 def test_a_worker_computes_what_this_process_computes() -> None:

@@ -24,7 +24,8 @@ def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
     "wrong",
     [
         *("--seeds 0", "--first-seed -1", "--jobs 0", "--horizon nan", "--timeout 0"),
-        *("--load x", "--load ,", "--scale 1"),
+        *("--load x", "--load ,", "--scale 1", "--replicas 0", "--replicas 65", "--replicas x"),
+        *("--share-tick x", "--share-tick 0", "--share-tick 3001"),
     ],
 )
 def test_bad_options_are_one_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,6 +35,22 @@ def test_bad_options_are_one_line(wrong: str, capsys: pytest.CaptureFixture[str]
     assert ended.value.code == 2
     assert told.count("\n") == 1
     assert wrong.split()[0] in told
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("--balance hash", "--balance: must be of random, session, not hash"),
+        ("--replicas 2 --perturb hot-engine", "hot-engine must be with --replicas 1"),
+    ],
+)
+def test_replicas_that_cannot_be_are_one_line(
+    wrong: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["league", str(SAMPLE), *wrong.split()]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.usefixtures("no_browser")
