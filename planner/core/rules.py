@@ -41,7 +41,7 @@ class ReserveRules:
     memory_s: float = 900.0
     first: float = 3.0
     first_s: float = 15.0
-    first_ratio: float = 1.5
+    first_ratio: float = 3.0
     hold_ratio: float = 1.0
     hold_s: float = 60.0
     backlog_ratio: float = 2.0

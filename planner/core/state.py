@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_high, median_low
 
-from planner.core.perf.regression import LEAST_S, Inputs, Line, Observation, is_iteration
+from planner.core.perf.regression import Inputs, Line, Observation, is_iteration
 from planner.core.types import Engine, Traffic
 
-MOST_APART, APART_AT_FIRST = 4.0, 100.0
-"""Instances of one component take alike long: so many times the median, or its part.
-
-At first, while no model says what a load takes, one computes prompts and another only decodes.
-"""
+MOST_APART = 100.0
+"""Iterations of a tick that differ from the median one by more teach nothing. One may compute a
+prompt while another decodes; whoever lies by less is found by the model's fit."""
 
 
 @dataclass(slots=True)
@@ -64,14 +62,14 @@ class PlannerScalingState:
     def learn(self, engines: Mapping[str, Sequence[Engine]], least: int) -> None:
         """Teach the models: the mean iteration of each instance is one observation.
 
-        One that takes far less or more time than the others at its load is left out: a model is
-        for all instances, and each tells its times itself.
+        One that takes far less or more time than the others is left out: a model is for all
+        instances, and each tells its times itself.
         """
         for component, own in engines.items():
             model = self.models.get(component)
             if model is None:
                 model = self.models[component] = self.fresh(least)
-            for inputs, wall_s, name in _alike(model, own):
+            for inputs, wall_s, name in _alike(own):
                 model.observe(inputs, wall_s, name)
 
     def fresh(self, least: int) -> Line:
@@ -87,8 +85,8 @@ class PlannerScalingState:
         return None if found is None or found.coefficients is None else found
 
 
-def _alike(model: Line, engines: Sequence[Engine]) -> list[Observation]:
-    """The iterations of a tick that agree with the median one, by what the model says of each.
+def _alike(engines: Sequence[Engine]) -> list[Observation]:
+    """The iterations of a tick that are possible beside the median one.
 
     Of two that disagree nobody knows which one is right: neither counts.
     """
@@ -100,8 +98,6 @@ def _alike(model: Line, engines: Sequence[Engine]) -> list[Observation]:
     told = [one for one in told if is_iteration(one.inputs, one.seconds)]
     if not told:
         return []
-    is_ready = model.coefficients is not None
-    ratios = [one.seconds / max(LEAST_S, model(*one.inputs) if is_ready else 1.0) for one in told]
-    apart = MOST_APART if is_ready else APART_AT_FIRST
-    most, least = median_low(ratios) * apart, median_high(ratios) / apart
-    return [one for one, ratio in zip(told, ratios, strict=True) if least <= ratio <= most]
+    times = [one.seconds for one in told]
+    most, least = median_low(times) * MOST_APART, median_high(times) / MOST_APART
+    return [one for one in told if least <= one.seconds <= most]

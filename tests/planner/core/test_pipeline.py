@@ -261,7 +261,7 @@ def test_of_two_engines_that_disagree_neither_is_believed() -> None:
     state = PlannerScalingState()
     state.models["c"] = line(0.01, 1 / 20_000, 1e-7)
     before = len(state.models["c"].observations)
-    state.learn({"c": [Engine("a", 0.02, 10.0, 4, 900.0), Engine("b", 1.0, 10.0, 4, 900.0)]}, 5)
+    state.learn({"c": [Engine("a", 0.02, 10.0, 4, 900.0), Engine("b", 9.0, 10.0, 4, 900.0)]}, 5)
     assert len(state.models["c"].observations) == before
 
 

@@ -75,7 +75,7 @@ def test_a_first_reserve_fades_while_nothing_goes_wrong() -> None:
 
 def test_a_first_reserve_is_a_share_of_the_fleet_as_it_was_found() -> None:
     assert Fleet(ReserveRules(), initial=1).run(0.2 * ONE, 60) == [1] * 60
-    assert Fleet(ReserveRules(), initial=2).tick(1.2 * ONE) == 3, "1.2 and 1.5"
+    assert Fleet(ReserveRules(), initial=2).tick(1.2 * ONE) == 5, "1.2 and 3"
     assert Fleet(ReserveRules(), initial=9).tick(8.5 * ONE) == 12, "8.5 and 3, the most"
 
 
