@@ -415,12 +415,16 @@ class _Round:
 
 
 class _Waiter:
-    """One who waits for a round, in the line of its owner; `begins`: whether it asks for all."""
+    """One who waits for a round, in the line of its owner; `begins`: whether it asks for all.
 
-    __slots__ = ("begins", "owner", "round")
+    The round under its key is in `_due` meanwhile. With a round of its own, each would hold the
+    other, and its cards would stay in memory until garbage is collected, which is rare.
+    """
 
-    def __init__(self, owner: str, waited_for: _Round) -> None:
-        self.owner, self.round = owner, waited_for
+    __slots__ = ("begins", "key", "owner")
+
+    def __init__(self, owner: str, key: Hashable) -> None:
+        self.owner, self.key = owner, key
         self.begins: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
 
@@ -475,7 +479,7 @@ class KeptCards:
 
     async def _turn(self, key: Hashable, due: _Round, owner: str) -> bool:
         """Wait until a round begins; returns whether the caller is to ask for all."""
-        waiter = _Waiter(owner, due)
+        waiter = _Waiter(owner, key)
         due.waiters[waiter] = None
         self._turns.add(owner, waiter)
         try:
@@ -509,7 +513,7 @@ class KeptCards:
 
     def _begin(self, asker: _Waiter) -> None:
         """One asks for all who wait for the same round; the others need no turn of theirs."""
-        due = asker.round
+        due = self._due[asker.key]
         due.asker = asker
         for waiter in due.waiters:
             self._turns.remove(waiter.owner, waiter)
@@ -538,11 +542,13 @@ async def _ask_all(
         asked = [group.create_task(_ask(u, auth, answers), name="models") for u in upstreams]
         waits = set(asked)
         rest_s: float | None = None
+        told, read = set[object](), set[Upstream]()
         while waits:
             done, waits = await asyncio.wait(
                 waits, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED
             )
-            told = {card["id"] for cards in answers.values() for card in cards}
+            told.update(card["id"] for u in answers.keys() - read for card in answers[u])
+            read |= answers.keys()
             is_told = expected is not None and told >= expected
             rest_s = STRAGGLER_S if is_told else None
             if not done:
@@ -564,12 +570,16 @@ async def _ask(
 
 
 def _written(card: Mapping[str, object]) -> bytes:
-    """A card as JSON; of one that is nested too deep the members that are not."""
+    """A card as JSON; of one that is nested too deep the members that are not.
+
+    It is a copy: what orjson returns may hold 4 KiB, and cards are kept.
+    """
     try:
-        return orjson.dumps(card)
+        written = orjson.dumps(card)
     except TypeError:
         plain = {n: v for n, v in card.items() if not isinstance(v, dict | list)}
-        return orjson.dumps(plain)
+        written = orjson.dumps(plain)
+    return bytes(memoryview(written))
 
 
 def _auth(request: web.Request) -> bytes:

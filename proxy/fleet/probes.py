@@ -22,7 +22,14 @@ from proxy.fleet.engine_metrics import parse
 from proxy.fleet.instances import Instances
 from proxy.net.peer_documents import in_turns
 from proxy.net.timeouts import Limit
-from proxy.net.upstream.client import LIST_BYTES, Upstream, context_lengths, flag_in, model_cards
+from proxy.net.upstream.client import (
+    LIST_BYTES,
+    MOST_CARDS,
+    Upstream,
+    context_lengths,
+    flag_in,
+    model_cards,
+)
 from proxy.net.upstream.response_check import KEY_STATUSES, hollow, is_refusal, look_at
 from proxy.protocol.endpoints import endpoint_of
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
@@ -203,7 +210,8 @@ class Probes:
             return
         upstream.refuses_key = False
         if (cards := model_cards(body)) is None:
-            told = f"its /v1/models is not a list of models of at most {LIST_BYTES} bytes"
+            most = f"{MOST_CARDS} models, {LIST_BYTES} bytes, and what is parsed in 5 ms"
+            told = f"its /v1/models is no list of models, or a longer one than {most}"
             self._instances.warn(name, "models", told)
             return
         models = {str(card["id"]): card.get("parent") for card in cards}

@@ -39,6 +39,8 @@ MOST_IDS = 1 << 15
 """An answer of more token ids than this is not read: it takes 100 ns for each."""
 LIST_BYTES = 1 << 20
 """Most bytes read of a list: models, metrics."""
+MOST_CARDS = 1024
+"""Models of one instance; a list of more is not believed."""
 LENGTH, MOST_LENGTH = "max_model_len", 1 << 40
 """A card's member with the tokens of the model's context, and the first implausible length."""
 _MEANS: Mapping[int, str] = {
@@ -340,13 +342,16 @@ def flag_in(body: bytes, name: str) -> bool | None:
 
 
 def model_cards(body: bytes) -> list[dict[str, object]] | None:
-    """The model cards of a `/v1/models` answer; None if it is not one, not whole, or too much."""
+    """The model cards of a `/v1/models` answer; None if it is not one, not whole, or too much.
+
+    Cards of a few bytes are parsed fast, but each of them is looked at for every client who asks.
+    """
     try:
         answer = read_json(body)
     except ValueError:
         return None
     cards = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(cards, list):
+    if not isinstance(cards, list) or len(cards) > MOST_CARDS:
         return None
     return [c for c in cards if isinstance(c, dict) and isinstance(c.get("id"), str)]
 

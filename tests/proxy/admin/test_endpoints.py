@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 
 from proxy.admin.endpoints import KEPT_LISTS, KEPT_S, KeptCards
 from proxy.config.options import Settings
 from proxy.core.placement.policies import POLICIES
 from proxy.core.placement.stored import from_json
+from proxy.net.upstream.client import MOST_CARDS, model_cards
 from tests.support.admin import call
 from tests.support.harness import (
     RawEngine,
@@ -424,3 +427,30 @@ def counted(cards: bytes | Script, asked: list[int]) -> Script:
         await said(reader, writer)
 
     return script
+
+
+async def test_a_round_that_is_over_leaves_no_garbage_behind() -> None:
+    now_s, kept = [0.0], KeptCards(lambda: now_s[0])
+
+    async def ask() -> dict[str, bytes]:
+        await asyncio.sleep(0)
+        return {"m": b"{}"}
+
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for at in range(2 * KEPT_LISTS):
+            now_s[0] += KEPT_S
+            await asyncio.gather(*(kept.get(at, ask) for _ in range(3)))
+        gc.collect()
+        left = {type(one).__name__ for one in gc.garbage}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert not left & {"_Round", "_Waiter"}
+
+
+@pytest.mark.parametrize(("count", "is_read"), [(MOST_CARDS, True), (MOST_CARDS + 1, False)])
+def test_a_list_of_too_many_models_is_none(count: int, is_read: bool) -> None:
+    cards = [{"id": f"{n:x}"} for n in range(count)]
+    assert (model_cards(orjson.dumps({"data": cards})) is not None) is is_read
