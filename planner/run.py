@@ -27,7 +27,14 @@ from planner.sources.workers.forecasts import Forecasts, child_of
 from planner.telemetry.metrics import Metrics
 from planner.telemetry.recorder import Recorder
 from planner.telemetry.report import report_html
-from planner.telemetry.snapshot import Snapshot, TickOutcome, decided_of, reason_of, seen_of
+from planner.telemetry.snapshot import (
+    Snapshot,
+    TickOutcome,
+    decided_of,
+    hold_of,
+    reason_of,
+    seen_of,
+)
 from replayer.arguments import replace_file
 
 ASK_S = 4.0
@@ -127,6 +134,7 @@ class Planner:
         self._is_done = False
         self._decided_s = 0.0
         self._said, self._is_blind = "", False
+        self._holds = set[str]()
         self._noted: dict[str, Any] = {}
         """The scaler's notes as they are in the state file."""
 
@@ -309,6 +317,7 @@ class Planner:
         self.metrics.ages(self._proxies.ages_s(self._clocks.now_s()))
         self.metrics.absent(self._live.absent)
         self._show_unread()
+        self._show_hold(snapshot)
         self.metrics.start_ups(self._live.start_ups_s)
         self.metrics.plugins(self.externals.states())
         said = snapshot.failure or (
@@ -322,6 +331,16 @@ class Planner:
             self._said = said
         if self._clocks.now_s() - self._saved_s > SAVE_S:
             self.save()
+
+    def _show_hold(self, snapshot: Snapshot) -> None:
+        """Say once what a decision waits for, and once that it waits no more."""
+        if snapshot.decided is None:
+            return
+        hold = hold_of(snapshot.decided)
+        if hold not in self._holds:
+            self._holds.add(hold)
+            said = f"nothing is decided yet: {hold}" if hold else "load and model are known"
+            _log.info("%s", said)
 
     def _show_unread(self) -> None:
         """Without an engine's counters no model learns its steps: say so once, and when it ends."""

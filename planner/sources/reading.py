@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +81,9 @@ def shown_url(url: str) -> str:
 
 def _first_line(error: Exception) -> str:
     text = str(error).partition("\n")[0][:200]
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number, said = error.os_error.errno or 0, error.os_error.strerror  # a name's is negative
+        text = f"cannot connect: {os.strerror(number) if number > 0 else said or 'no address'}"
     return "".join(c if c.isprintable() else "?" for c in text) or type(error).__name__
 
 

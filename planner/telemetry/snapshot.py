@@ -102,6 +102,17 @@ def _wish(target: Target) -> str:
     return f"{target.kind} {target.replicas} of {target.component}"
 
 
+def hold_of(decided: Mapping[str, Any]) -> str:
+    """What keeps the planner from a target, in the words of the rules; empty where nothing does."""
+    holds = {
+        *(ReserveDecision.NO_DATA, ReserveDecision.NOT_READY),
+        *(LoadDecision.NO_DATA, LoadDecision.INSUFFICIENT),
+        *(ThroughputDecision.NO_DATA, ThroughputDecision.NOT_READY),
+    }
+    told = (decided[loop].items() for loop in ("throughput", "load", "reserve"))
+    return ", ".join(f"{name}: {said}" for one in told for name, said in one if said in holds)
+
+
 def reason_of(decided: Mapping[str, Any]) -> str:
     """Why a target changed, in a few words."""
     quiet = {

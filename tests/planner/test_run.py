@@ -344,3 +344,16 @@ async def test_what_a_child_forecasts_is_the_prediction_and_the_child_ends_with_
     assert process.exists()
     await stage.planner.end()
     assert not process.exists()
+
+
+async def test_what_a_decision_waits_for_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "planner")
+    stage = Stage(tmp_path, advisory=True)
+    await stage.ticks(12)
+    said = [text for text in caplog.messages if "yet" in text or "known" in text]
+    assert said == [
+        "nothing is decided yet: combined: insufficient_data",
+        "load and model are known",
+    ]
