@@ -41,7 +41,7 @@ class OverloadWatch:
         elif since_s is not None and overload.since_s is None:
             lasted_s = now_s - since_s - WINDOW_S
             _log.info(
-                "overload is over: it lasted %.0f s, %d requests were refused", lasted_s, total
+                "overload is over: it lasted %.1f s, %d requests were refused", lasted_s, total
             )
 
     @property
@@ -59,5 +59,6 @@ class OverloadWatch:
         limits = self._known.gate.thresholds(model, past)
         why = cause(reject, limits, model[:MODEL_CHARS] if is_one_of else None)
         refused, longest_s = overload.refused_lately(now_s), overload.longest_s
+        why += ", the queue is full (--max-queue)" if overload.is_queue_full(now_s) else ""
         counted = f"{refused} refused in {WINDOW_S} s; longest wait {longest_s:.0f} s"
         return f"overload: {why}; {counted}"

@@ -33,6 +33,8 @@ class Overload:
         self.longest_s = 0.0
         """The longest wait at the last look."""
         self._last_s = 0.0
+        self._full_s: float | None = None
+        """When the queue was full last."""
         self._said_s: float | None = None
         self._reject: Reject | None = None
         self._by_second: deque[tuple[int, int]] = deque(maxlen=WINDOW_S + 1)
@@ -42,6 +44,8 @@ class Overload:
         if reject.reason in _NOT_LOAD:
             return
         self._goes_on(reject, now_s)
+        if reject.reason is RejectReason.QUEUE_FULL:
+            self._full_s = now_s
         self.total += 1
         second, count = int(now_s), 1
         if self._by_second and self._by_second[-1][0] == second:
@@ -68,6 +72,10 @@ class Overload:
     def refused_lately(self, now_s: float) -> int:
         """Requests refused in the last WINDOW_S."""
         return sum([count for second, count in self._by_second if now_s - second <= WINDOW_S])
+
+    def is_queue_full(self, now_s: float) -> bool:
+        """Whether a request was refused for a full queue in the last WINDOW_S."""
+        return self._full_s is not None and now_s - self._full_s <= WINDOW_S
 
     @property
     def reject(self) -> Reject | None:

@@ -92,7 +92,7 @@ async def test_many_refusals_are_one_line_and_push_no_decision_out(
         state.clock.now_s = now_s
         assert state.overload.warning is None
         assert re.fullmatch(
-            r"overload is over: it lasted \d s, 60 requests were refused",
+            r"overload is over: it lasted \d\.\d s, 60 requests were refused",
             lines(caplog, "overload is over")[0],
         )
 

@@ -105,3 +105,12 @@ def test_a_refusal_without_instances_hides_no_cause() -> None:
     overload.refused(known, 1.0)
     overload.refused(Reject(R.QUEUE_FULL, 1), 2.0)
     assert overload.reject is known
+
+
+def test_a_full_queue_is_told_as_long_as_it_refuses() -> None:
+    overload = Overload()
+    assert not overload.is_queue_full(0.0)
+    overload.refused(past(R.DECODE_BLOCKS), 1.0)
+    overload.refused(past(R.DECODE_BLOCKS, reason=R.QUEUE_TIMEOUT), 5.0)
+    assert overload.is_queue_full(1.0 + WINDOW_S)
+    assert not overload.is_queue_full(1.1 + WINDOW_S)
