@@ -18,6 +18,7 @@ import orjson
 
 from planner.config.options import PlannerOptions
 from planner.core.propose.static import Aim
+from planner.core.rules import Strategy
 from proxy.config.model import OptionError
 from proxy.config.regular_files import read_regular
 from proxy.config.secrets import SecretStr
@@ -178,4 +179,7 @@ def _warnings(found: PlannerOptions, unused: Sequence[str]) -> tuple[str, ...]:
         warnings.append(f"optimization_target {found.aim}: {text}")
     if found.scale_down_rule == "sensitivity":
         warnings.append("scale_down_rule sensitivity may go down and up for ever near the targets")
+    is_asked = found.load_predictor != "kalman" or found.load_predictor_warmup_trace is not None
+    if is_asked and found.rules.strategy is Strategy.RESERVE:
+        warnings.append("load_predictor: the strategy reserve asks none; founding does")
     return tuple(warnings)

@@ -128,3 +128,10 @@ def test_a_target_of_use_is_load_scaling_without_a_prediction() -> None:
     words = ("load", "--decode-scale-up-kv-rate", "80", "--decode-scale-down-kv-rate", "20")
     rules = loaded("--proxies", "p:1", "--optimization-target", *words).options.rules
     assert (rules.own.up, rules.own.down) == (0.8, 0.2)
+
+
+def test_a_predictor_that_nobody_asks_is_a_warning() -> None:
+    (warning,) = loaded("--proxies", "p:1", "--load-predictor", "ensemble").warnings
+    assert "asks none" in warning
+    asked = ("--proxies", "p:1", "--load-predictor", "ensemble", "--strategy", "founding")
+    assert loaded(*asked).warnings == ()
