@@ -37,7 +37,10 @@ def test_a_payload_of_dynamo_loads_and_names_what_it_cannot_use() -> None:
     assert (options.ttft_ms, options.itl_ms) == (400.0, 25.0)
     assert options.throughput_adjustment_interval_seconds == 60.0
     assert options.tick_max_duration_seconds == 9.0
-    assert found.warnings == ("keys without a meaning here: environment, prophet_window_size",)
+    assert found.warnings == (
+        "keys without a meaning here: environment, prophet_window_size",
+        "load_predictor: the strategy reserve asks none; founding does",
+    )
 
 
 @pytest.mark.parametrize(
