@@ -15,6 +15,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -174,7 +175,7 @@ class Reloader:
             except SensorError as error:
                 raise NotReadError(f"its files cannot be read: {error}") from error
         if isinstance(found, ConfigError):
-            raise found
+            raise copy(found)  # this frame keeps it: see UpstreamFailure.again
         return found
 
     async def _is_asked_within(self, seconds: float) -> bool:

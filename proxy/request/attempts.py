@@ -213,7 +213,7 @@ class Attempts:
         if self._held is not None:
             self._held.close()
         self._held = answer
-        raise why
+        raise why.again()
 
     def hollow_of(self, answer: UpstreamResponse) -> UpstreamFailure | None:
         """Why an answer is hollow; None if it may be useful."""

@@ -138,6 +138,7 @@ class LargeBodies:
             self._jobs.remove(owner, job)  # where its client has left before its turn
             if not job.found.done():
                 job.found.cancel()
+            del job  # it keeps the error, which keeps this frame: a cycle with the body in it
 
     async def close(self) -> None:
         """End the process, if there is one."""

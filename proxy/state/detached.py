@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -136,7 +137,7 @@ class DetachedTasks:
                 task.cancel()
             raise
         if kept.defect is not None:
-            raise kept.defect
+            raise copy(kept.defect).with_traceback(kept.defect.__traceback__)
         if kept.failure is not None:
             raise kept.failure.again()
         if not kept.results:

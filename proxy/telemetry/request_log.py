@@ -26,7 +26,8 @@ from proxy.core.placement.alternatives import MOST_KEPT, Alternatives, PastCheck
 from proxy.telemetry.log import printable_json
 from proxy.telemetry.record import RequestRecord
 
-QUEUE_LINES = 10_000
+QUEUE_LINES = 2_500
+"""A record with all options of a decision among many instances has 10 KB: 25 MB in all."""
 BATCH_LINES = 64
 """Lines made without a pause. The event loop waits as long for the interpreter: a few 0.1 ms."""
 LOOK_S = 0.05

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
+from copy import copy
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -158,7 +159,7 @@ class Pool:
             if not is_up:
                 secured.abort()
         if error is not None:
-            raise error
+            raise copy(error)  # this frame keeps it: see UpstreamFailure.again
         return connection
 
     def _rest(self, connection: UpstreamConnection) -> None:

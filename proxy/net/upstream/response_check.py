@@ -64,7 +64,7 @@ async def look_at(
     if event is not None and is_error_event(event):
         failure = in_band_error(event)
         if failure.kind is FailureKind.BUSY or (failure.status or 0) >= 500:
-            raise failure  # a client error is the answer
+            raise failure.again()  # a client error is the answer
 
 
 def hollow(
