@@ -86,7 +86,9 @@ def _last(name: str, value: float | None, now_s: float) -> LastValue:
     return LastValue(None if value is None else float(value), now_s)
 
 
-def _taught(line: Line, rows: list[tuple[float, float, float, str]]) -> Line:
-    for prefill, decode, seconds, source in rows:
-        line.observe((float(prefill), float(decode)), float(seconds), str(source))
+def _taught(line: Line, rows: list[list[Any]]) -> Line:
+    """Rows of a version before name nobody who has told them."""
+    for prefill, decode, seconds, *source in rows:
+        told_by = str(source[0]) if source else ""
+        line.observe((float(prefill), float(decode)), float(seconds), told_by)
     return line

@@ -120,7 +120,11 @@ class PlannerProcess(Child):
 async def asked(method: str, url: str, body: Any = None) -> Any:
     """An answer's JSON, or its text."""
     data = None if body is None else orjson.dumps(body)
-    async with aiohttp.ClientSession() as http, http.request(method, url, data=data) as answer:
+    headers = {"Content-Type": "application/json"}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.request(method, url, data=data, headers=headers) as answer,
+    ):
         told = await answer.read()
         assert answer.status == 200, told
         return orjson.loads(told) if answer.content_type == "application/json" else told.decode()

@@ -101,6 +101,12 @@ def test_what_nobody_can_have_learned_is_a_value_error(name: str, value: object)
         recall(made(), memory, 0.0)
 
 
+def test_rows_that_name_nobody_are_taken_over() -> None:
+    memory, one = remembered(made()), made()
+    recall(one, memory | {"models": {COMPONENT: [[1.0, 1.0, 0.01], [1.0, 2.0, 0.01]]}}, 0.0)
+    assert len(one.state.models[COMPONENT].observations) == 2
+
+
 def test_a_model_takes_over_no_impossible_step() -> None:
     memory, one = remembered(made()), made()
     recall(
