@@ -15,7 +15,7 @@ from typing import Any
 from proxy.core.admission.queue import Priority, QueueLimits
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.routing.waiting import QueuedRequest, Waiting
+from proxy.core.routing.waiting import MOST_TRIES, QueuedRequest, Waiting
 from proxy.core.types import Reject, RequestFacts
 from proxy.net.timeouts import Clock, Limit
 from proxy.protocol.errors import DRAIN_RETRY_S
@@ -62,7 +62,7 @@ class WaitingRoom:
         self.queue = self.waiting.queue
         self._router, self._known = router, router.known
         self._clock, self._metrics = clock, metrics
-        self._is_woken = False
+        self._is_woken = self._is_freed = False
         self._timer: asyncio.TimerHandle | None = None
         metrics.queued_requests.set_function(lambda: len(self.queue))
         metrics.queued_bytes.set_function(lambda: self.queue.bytes)
@@ -131,15 +131,23 @@ class WaitingRoom:
 
     def _wake(self) -> None:
         """A load changed: schedule one round of admissions after the change is complete."""
+        self._is_freed = True
         if not self._is_woken:
             self._is_woken = True
             asyncio.get_running_loop().call_soon(self._look)
 
     def _look(self) -> None:
+        """Go on with a pass over all lanes, or begin one; what is freed then begins another."""
         self._is_woken = False
+        if not self.waiting.is_in_pass:
+            self._is_freed = False
         now_s = self._clock.now_s()
-        self.waiting.look(now_s)
-        self._set_timer(now_s)
+        self.waiting.look(now_s, MOST_TRIES)
+        if self.waiting.is_in_pass or self._is_freed:
+            self._is_woken = True
+            asyncio.get_running_loop().call_soon(self._look)
+        else:
+            self._set_timer(now_s)
         self._rest()
 
     def _set_timer(self, looked_s: float) -> None:

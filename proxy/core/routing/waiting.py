@@ -19,6 +19,9 @@ from proxy.core.types import NOBODY, Reject, RejectReason, RequestFacts
 TRIALS, TRIAL_S = 4, 0.1
 """After an engine reported busy, TRIALS requests are let in, TRIAL_S later twice as many, and so on
 until it reports busy again. Only the engine knows its capacity."""
+MOST_TRIES = 16
+"""Requests that a driver should have tried in one turn: each looks at all instances and lanes, and
+a client that knows hundreds of models has as many lanes."""
 _FULL = Reject(RejectReason.QUEUE_FULL, 1)
 ALONE = "\n"
 """Lane of the requests that engines have refused as busy while others may be served: each waits for
@@ -84,6 +87,8 @@ class Waiting:
         """Until when each request in the lane of its own kind waits."""
         self._model_changes = 0
         """The fleet's count at the last look."""
+        self._blocked: set[str] | None = None
+        """Lanes of which the router has rejected one in the pass under way; None: there is none."""
 
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Like the router's `admit`, but behind the requests that wait in the same lane.
@@ -198,34 +203,57 @@ class Waiting:
         self._ramps.clear()
         self._alone.clear()
 
-    def look(self, now_s: float) -> None:
-        """Admit waiting requests, of each lane until the router rejects one."""
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether the last look has left lanes for the next one."""
+        return self._blocked is not None
+
+    def look(self, now_s: float, most: int | None = None) -> None:
+        """Admit waiting requests, of each lane until the router rejects one.
+
+        At most `most` are tried. A pass over all lanes then goes on at the next look, so that no
+        lane is passed over for those before it.
+        """
+        if self._blocked is None:
+            self._begin_pass(now_s)
+        blocked = self._blocked or {ALONE}
+        tries = 0
+        while (entry := self.queue.next(blocked, now_s)) is not None:
+            if tries == most:
+                self._blocked = blocked
+                return
+            tries += 1
+            assert isinstance(entry, QueuedRequest)
+            self._try(entry, blocked, now_s)
+        self._blocked = None
+
+    def _begin_pass(self, now_s: float) -> None:
         if (changes := self._router.known.fleet.model_changes) != self._model_changes:
             self._model_changes = changes
             self._sort_lanes()
         self._join_others(now_s)
-        blocked: set[str] = {ALONE}
-        while (entry := self.queue.next(blocked, now_s)) is not None:
-            assert isinstance(entry, QueuedRequest)
-            ramp = self._ramp(entry.lane)
-            if not ramp.may_try(now_s, self.queue.limits.requests):
-                blocked.add(entry.lane)
-                continue
-            answer = self._router.admit(entry.facts, now_s)
-            if isinstance(answer, Route):
-                ramp.trials -= 1
-                self.queue.served(entry, now_s)
-                entry.settle(answer)
-            elif answer.reason in NOBODY:
-                self.queue.leave(entry)
-                entry.settle(answer)
-            elif entry.facts.refused_until_s is not None:
-                entry.facts.refused_until_s = None  # it must not hold up those behind it
-            else:
-                if answer.is_own:
-                    self._move(entry, self._lane(entry.facts, is_own=True))
-                self._note(entry.lane, answer)
-                blocked.add(entry.lane)
+
+    def _try(self, entry: QueuedRequest, blocked: set[str], now_s: float) -> None:
+        """Admit one, or add its lane to those that are blocked."""
+        ramp = self._ramp(entry.lane)
+        if not ramp.may_try(now_s, self.queue.limits.requests):
+            blocked.add(entry.lane)
+            return
+        answer = self._router.admit(entry.facts, now_s)
+        if isinstance(answer, Route):
+            ramp.trials -= 1
+            self.queue.served(entry, now_s)
+            entry.settle(answer)
+        elif answer.reason in NOBODY:
+            self.queue.leave(entry)
+            entry.settle(answer)
+        elif entry.facts.refused_until_s is not None:
+            entry.facts.refused_until_s = None  # it must not hold up those behind it
+        else:
+            if answer.is_own:
+                self._move(entry, self._lane(entry.facts, is_own=True))
+            self._note(entry.lane, answer)
+            blocked.add(entry.lane)
 
     def _join_others(self, now_s: float) -> None:
         """Have the requests wait among the others that have waited alone for long enough."""

@@ -9,7 +9,14 @@ from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.routing.waiting import QueuedRequest, Waiting
-from proxy.core.types import Instance, Reject, RejectReason, RequestFacts, RouterConfig
+from proxy.core.types import (
+    Instance,
+    Reject,
+    RejectReason,
+    RequestFacts,
+    RouterConfig,
+    Thresholds,
+)
 
 
 class Room:
@@ -185,3 +192,43 @@ def test_others_wait_for_no_more_than_an_engine_computes(
     queued = room.waiting.enter(long, reject, 1.0, lambda: None, Priority.HIGH)
     assert isinstance(queued, QueuedRequest)
     assert room.waiting.queue.tokens == counted
+
+
+class Lanes:
+    """An instance with many models and one request at a time; each model's next request waits."""
+
+    def __init__(self, models: int) -> None:
+        names = [f"m{n}" for n in range(models)]
+        config = RouterConfig(prefill_throughput=20_000.0, thresholds=Thresholds(None, 0, None))
+        self.router = Router(FleetState(config))
+        self.router.known.add(Instance("a", "http://a"))
+        self.router.known.events.probe_answered("a", 0.0)
+        self.router.known.observe_models("a", names, {}, {})
+        first = self.router.admit(RequestFacts("m0", "first", 100, [], 64.0), 0.0)
+        assert isinstance(first, Route)
+        self.holds = first
+        self.waiting = Waiting(self.router, QueueLimits(models, 1 << 20, 30.0))
+        self.queued = [self._wait(name) for name in names]
+
+    def _wait(self, model: str) -> QueuedRequest:
+        of_model = RequestFacts(model, f"session of {model}", 100, [], 64.0)
+        reject = self.waiting.admit(of_model, 1.0)
+        assert isinstance(reject, Reject)
+        queued = self.waiting.enter(of_model, reject, 1.0, lambda: None)
+        assert isinstance(queued, QueuedRequest)
+        return queued
+
+
+def test_a_pass_over_many_lanes_takes_turns_and_passes_over_none() -> None:
+    lanes = Lanes(models=100)
+    turns = []
+    for _ in range(4):
+        lanes.waiting.look(2.0, 32)
+        turns.append(lanes.waiting.is_in_pass)
+    assert turns == [True, True, True, False]
+    assert not any(map(is_settled, lanes.queued))
+    lanes.waiting.look(3.0, 32)
+    lanes.router.finish(lanes.holds, 3.0)
+    lanes.waiting.look(3.0, 32)
+    admitted = [n for n, queued in enumerate(lanes.queued) if is_settled(queued)]
+    assert admitted == [32], "the pass went on behind those that it had tried"
