@@ -32,6 +32,7 @@ from proxy.protocol.prompt.facts import (
     MOST_VALUES,
     PromptFacts,
     encodable,
+    kept_units,
     prompt_facts,
 )
 from proxy.protocol.streams.movable import Plan, plan_of, unpacked_plan
@@ -265,7 +266,7 @@ def packed(found: Examined | Unfit) -> bytes:
             "session": found.session,
             "prompt": [
                 *(prompt.model, prompt.bytes, prompt.ids, prompt.hashes),
-                *(prompt.kept, prompt.units, prompt.ends, prompt.answer),
+                *(prompt.kept, list(prompt.units), prompt.ends, prompt.answer),
                 *(prompt.dialect, prompt.media, prompt.tails),
             ],
             "offloadable": prompt.offloadable,
@@ -286,14 +287,15 @@ def unpacked(result: bytes) -> Examined | Unfit:
     spans = told["spans"]
     if spans is None:
         return NO_OBJECT
-    *prompt, answer, dialect, media, tails = told["prompt"]
+    *prompt, units, ends, answer, dialect, media, tails = told["prompt"]
     name, own_id = told["session"]
     plan = told["plan"]
     found = Examined(
         told["fields"],
         (name, own_id),
         PromptFacts(
-            *[*prompt, tuple(answer), dialect, [(kind, at) for kind, at in media], tails],
+            *[*prompt, kept_units(units), ends, tuple(answer), dialect],
+            *[[(kind, at) for kind, at in media], tails],
             offloadable=told["offloadable"],
         ),
         {key: value.encode() for key, value in told["put"].items()},

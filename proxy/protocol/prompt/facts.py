@@ -8,6 +8,7 @@ is not a tokenizer: bytes per token, and tokens per image, are learned from the 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -196,6 +197,15 @@ def unit_hashes(ids: bytes, before: int) -> list[int]:
     return chained(ids, before, _UNIT_BYTES)
 
 
+def kept_units(units: Sequence[int]) -> Sequence[int]:
+    """Units as they are kept with a request, in 8 bytes each.
+
+    A token id may have two bytes of a body. As objects its share of a unit would have three more,
+    for as long as the request is there.
+    """
+    return array("Q", units)
+
+
 def unit_root(salt: str) -> int:
     """The start of a prompt's chain of units with this `cache_salt`."""
     return xxh3_64_intdigest(salt.encode("utf-8", "surrogatepass"))
@@ -299,7 +309,7 @@ def prompt_facts(
         ids,
         hashes,
         None if most is None else _kept(most),
-        unit_hashes(prompt, unit_root(salt)) if has_units else (),
+        kept_units(unit_hashes(prompt, unit_root(salt))) if has_units else (),
         message_ends(prompt, stops, hashes, root) if most is None else (),
         last_answer(body, len(ends)) if most is None and ends else NO_ANSWER,
         dialect,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from statistics import fmean
 from typing import Any
@@ -295,6 +296,12 @@ class TestUnits:
         made = unit_hashes(first, unit_root(""))
         made += unit_hashes(rest, made[-1] if made else unit_root(""))
         assert made == self.units(ids)
+
+    def test_they_are_kept_in_eight_bytes_each(self) -> None:
+        found = prompt_facts("/v1/completions", {"prompt": [1] * 16_000})
+        assert found is not None
+        assert len(found.units) == 1000
+        assert sys.getsizeof(found.units) < 9000
 
     def test_a_salt_makes_others(self) -> None:
         assert self.units([1] * 16) != self.units([1] * 16, cache_salt="s")
