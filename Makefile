@@ -11,7 +11,7 @@ TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/net/test_time
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: compiled dist demo demo-kill demo-compare demo-check test test-scenarios test-figures test-compiled test-install test-clients test-vllm chaos migration soak soak-hostile lint docs bench bench-core bench-shell bench-routing bench-planner clean
+.PHONY: compiled dist demo demo-kill demo-compare demo-check test test-long test-figures test-compiled test-install test-clients test-vllm chaos migration soak soak-hostile lint docs bench bench-core bench-shell bench-routing bench-planner clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -47,15 +47,15 @@ demo-check: $(VENV)/.installed
 	$(BIN)/python -m replayer.demo --offload-policy seed-heuristic --out .cache/demo-check
 	$(BIN)/analyze check .cache/demo-check --json .cache/demo-check/check.json
 
-## Every part, and the parts together in one process. Four workers on two cores: many tests wait.
+## Every test of half a second or less. Four workers on two cores: many tests wait.
 ## In a fresh clone pytest's form of the modules is compiled first, or each worker would do it.
 test: $(VENV)/.installed-dev
 	@test -d tests/proxy/core/__pycache__ || $(BIN)/python -m pytest -q --collect-only --ignore=tests/chaos >/dev/null || true
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal --ignore=tests/chaos --ignore=tests/scenarios -m 'not figures and not demo'
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal --ignore=tests/chaos --ignore=tests/scenarios -m 'not figures and not long'
 
-## What a user meets: proxy, engines, planner, clients and the demos, played from the beginning to the end.
-test-scenarios: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m 'not figures' tests/scenarios tests/test_demo.py
+## The others: what a user meets, played to its end by proxy, engines, planner, clients; properties; the demos.
+test-long: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal --ignore=tests/chaos -m 'long and not figures'
 
 ## Claims of docs/ in virtual time: what the policy wins, what an oracle finds.
 test-figures: $(VENV)/.installed-dev

@@ -41,11 +41,17 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the demos: they mostly wait for their child processes, and would be waited for.
+    """Mark the scenarios and demos as long, and begin with the demos.
+
+    These mostly wait for their child processes, and would be waited for.
 
     Those that import the official clients stand together, so that few processes import them.
     """
+    for item in items:
+        if "scenarios" in item.path.parts or item.get_closest_marker("demo") is not None:
+            item.add_marker("long")
     marks = ("demo", "official")
     items.sort(key=lambda item: [item.get_closest_marker(mark) is None for mark in marks])
 

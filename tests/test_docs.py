@@ -88,6 +88,7 @@ def marked(page, mark):
     return parts[1].strip().removeprefix("```").removesuffix("```").strip("\n")
 
 
+@pytest.mark.long
 def test_the_register_is_what_docstrings_and_directions_say():
     # To renew it, and every other generated table: python -m tests.support.renew
     assert marked("docs/contribute/register.md", "directions") == directions()

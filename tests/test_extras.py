@@ -9,6 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from replayer.arguments import REPORTS_NEED
 from tests.test_layers import PATHS, imported
 
@@ -35,6 +37,7 @@ EXTRA = packages(PROJECT["optional-dependencies"]["replay"])
 PLUGINS = packages(PROJECT["optional-dependencies"]["planner-grpc"])
 
 
+@pytest.mark.long
 def test_an_installation_without_the_extra_has_what_the_proxy_and_engine_sim_import() -> None:
     alone = ("proxy.", "replayer.arguments", "replayer.engine", "replayer.simulator")
     for name in PATHS:
@@ -63,6 +66,7 @@ for module, *arguments in %r:
 """A module that is None in sys.modules is one that is not installed."""
 
 
+@pytest.mark.long
 def test_what_is_not_installed_is_named_in_one_line_before_anything_is_sent() -> None:
     runs = (
         ("proxy.cli", "--version"),

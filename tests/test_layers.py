@@ -169,6 +169,7 @@ def _router_methods() -> set[str]:
     return {n.name for n in router.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"}
 
 
+@pytest.mark.long
 def test_nobody_reaches_through_the_router_to_a_part() -> None:
     """Its own methods are called, and its `known` is taken whole; parts are read from that one."""
     offered = _router_methods() | {"known"}
@@ -235,6 +236,7 @@ def test_the_proxy_stays_light(heavy: str) -> None:
             assert heavy not in {module.split(".")[0] for module in imported(name)}, name
 
 
+@pytest.mark.long
 def test_a_proxy_that_serves_has_not_loaded_what_it_never_needs() -> None:
     """Each of these is a megabyte or more for as long as it runs."""
     tops = _loaded("import proxy.cli, proxy.app")
@@ -279,12 +281,14 @@ def compiled() -> set[str]:
     return found - interpreted
 
 
+@pytest.mark.long
 def test_nothing_interpreted_inherits_from_what_is_compiled() -> None:
     for name in PATHS.keys() - compiled():
         bases = dict(_bases(tree(name)))
         assert compiled().isdisjoint(bases), f"{name}: {bases}"
 
 
+@pytest.mark.long
 def test_nothing_compiled_waits_while_it_handles_an_exception() -> None:
     """mypyc keeps no exception of a coroutine across a wait: it would raise another task's."""
     waits = [
@@ -309,6 +313,7 @@ def _waits_in_handlers(node: ast.AST, *, is_handling: bool) -> Iterator[ast.AST]
                 yield from _waits_in_handlers(child, is_handling=inside)
 
 
+@pytest.mark.long
 def test_no_compiled_coroutine_has_a_function_in_it() -> None:
     """mypyc keeps it where the function finds its variables: a reference cycle.
 
@@ -325,6 +330,7 @@ def test_no_compiled_coroutine_has_a_function_in_it() -> None:
                 assert used.isdisjoint(n.name for n in inside), at
 
 
+@pytest.mark.long
 def test_what_compiled_code_cleans_up_may_not_have_become_none() -> None:
     """mypyc gives a name in `finally` the type that it has where the body ends well."""
     for name in sorted(compiled()):

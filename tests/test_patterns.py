@@ -131,6 +131,7 @@ def cpu_s(call: Callable[[], None]) -> float:
     return time.thread_time() - begun_s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(PATTERNS))
 def test_no_pattern_tries_a_run_again_and_again(name: str) -> None:
     for what, call in calls(name):

@@ -45,6 +45,7 @@ def found(name: str) -> list[str]:
     return readme_faults(text) if name == "README.md" else faults(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_can_be_read(name: str) -> None:
     # `python -m tests.support.prose PAGE` lists its long sentences.

@@ -62,6 +62,7 @@ def engines(tmp_path: Path) -> Iterator[tuple[Children, list[str]]]:
         yield children, found
 
 
+@pytest.mark.long
 def test_start_and_ask_as_the_readme_says(
     tmp_path: Path, engines: tuple[Children, list[str]]
 ) -> None:

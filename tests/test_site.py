@@ -42,6 +42,7 @@ def test_what_the_site_has_from_outside_is_there() -> None:
     assert all((ROOT / name).is_file() for name in BESIDE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("here", "written", "shown"),
     [

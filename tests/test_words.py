@@ -58,6 +58,7 @@ def helps(tree: ast.Module) -> Iterator[str]:
             yield literal(node.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("package", ["proxy", "replayer", "analysis", "planner"])
 def test_sentences_are_short(package):
     found = {}

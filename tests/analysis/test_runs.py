@@ -116,6 +116,7 @@ RECORD = {"request_id": "a", "outcome": "ok", "route_class": "WARM", **TIMES}
 WRONG = st.dictionaries(st.sampled_from([field.name for field in fields(RequestRecord)]), ANY)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [field.name for field in fields(RequestRecord)])
 def test_a_number_out_of_range_costs_its_own_row(tmp_path, name):
     log = tmp_path / "wrong.jsonl"
@@ -152,6 +153,7 @@ def test_a_run_has_a_complaint_about_such_a_row(tmp_path, wrong):
         read_rows(tmp_path / "requests.jsonl")
 
 
+@pytest.mark.long
 @settings(max_examples=examples(50))
 @given(st.lists(WRONG, max_size=4))
 def test_a_log_of_any_values_makes_a_summary_or_one_line(tmp_path_factory, records):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import uvloop
 
 from tests.bad_input import drips
@@ -15,6 +16,7 @@ CASES = cases()
 NAMES = [case.name for case in CASES]
 
 
+@pytest.mark.long
 def test_every_case_is_treated_as_expected_and_nothing_leaks(tmp_path: Path) -> None:
     """One run over everything: a connection each, many at once."""
     everything = CASES + [variant for case in CASES for variant in variants(case)]

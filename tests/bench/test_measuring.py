@@ -48,6 +48,7 @@ def direct(rig: Rig) -> Running:
     return rig.site.start("direct", PEERS["direct"])
 
 
+@pytest.mark.long
 def test_everything_that_was_sent_arrives(rig: Rig) -> None:
     before = rig.bench.upstream.counts()
     window = rig.bench.measure(direct(rig), "tiny", TINY, 1)
@@ -59,6 +60,7 @@ def test_everything_that_was_sent_arrives(rig: Rig) -> None:
     assert window.lag_p50_s is not None
 
 
+@pytest.mark.long
 def test_through_the_proxy_too_and_its_loop_lag_is_read(rig: Rig) -> None:
     running = rig.site.start("ours", OURS)
     window = rig.bench.measure(running, "tiny", replace(TINY, measures_pss=True), 1)
@@ -168,6 +170,7 @@ def test_a_missing_peer_says_how_to_get_it(rig: Rig) -> None:
         rig.site.start("missing", Peer(command="{venv}/bin/x", requirement="some-router==1.0"))
 
 
+@pytest.mark.long
 def test_every_session_is_in_the_table(rig: Rig) -> None:
     table = fill_session_table(rig.bench, rig.site, 300)
     assert table.sessions == 300
@@ -246,6 +249,7 @@ def test_what_was_started_is_stopped(tmp_path: Path) -> None:
     assert not [pid for pid in pids if is_running(pid)]
 
 
+@pytest.mark.long
 def test_a_load_that_is_held_loses_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "STREAM_EVENTS", 5)
     came = held.hold(rig.bench, rig.site, streams=4, idle=20, seconds=2.0)

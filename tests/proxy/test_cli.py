@@ -19,6 +19,7 @@ from tests.support.harness import addresses, chat, stopped, until
 from tests.support.proxy_process import ProxyProcess, running
 
 
+@pytest.mark.long
 async def test_sigterm_lets_a_stream_finish(tmp_path: Path) -> None:
     async with SimFleet(1, speed=2.0) as fleet:
         instances = ("--instances", addresses(fleet)[0], "--request-log", str(tmp_path / "log"))
@@ -36,6 +37,7 @@ async def test_sigterm_lets_a_stream_finish(tmp_path: Path) -> None:
             assert b'"outcome":"ok"' in (tmp_path / "log").read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [("--drain-seconds", "0.2"), ()])
 async def test_a_drain_ends_at_its_limit_or_at_a_second_signal(options: tuple[str, ...]) -> None:
     async with SimFleet(1, speed=1.0) as fleet:
@@ -68,6 +70,7 @@ def test_bad_options_are_one_line(
     assert all(word in line for word in words)
 
 
+@pytest.mark.long
 async def test_a_log_that_cannot_be_written_is_one_line() -> None:
     with ProxyProcess("--instances", "x:1", "--request-log", "/nonexistent/log") as process:
         assert await process.ended() == 1
@@ -100,6 +103,7 @@ def test_an_instance_that_control_cannot_see_is_said(
     assert sum("--thermal does not control b: no GPU sensor" in message for message in told) == 1
 
 
+@pytest.mark.long
 async def test_a_wrong_file_of_thermal_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "thermal.toml"
     file.write_text("target_celsius = 99")
@@ -110,6 +114,7 @@ async def test_a_wrong_file_of_thermal_is_one_line(tmp_path: Path) -> None:
         assert "Traceback" not in process.log
 
 
+@pytest.mark.long
 async def test_a_taken_port_is_one_line() -> None:
     server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -128,6 +133,7 @@ def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# flag --instances" in out
 
 
+@pytest.mark.long
 async def test_json_log() -> None:
     async with running("--instances", "x:1", "--log-format", "json") as process:
         process.send_signal(signal.SIGTERM)
@@ -135,6 +141,7 @@ async def test_json_log() -> None:
     assert all(line.startswith('{"t":') for line in process.log.splitlines())
 
 
+@pytest.mark.long
 async def test_a_stopped_process_blames_nobody_for_the_time(tmp_path: Path) -> None:
     """Stopped for longer than every limit: no timeout, no instance down, nothing lost."""
     log = tmp_path / "log"
@@ -162,6 +169,7 @@ async def test_a_stopped_process_blames_nobody_for_the_time(tmp_path: Path) -> N
         assert not re.search("is down|Traceback", process.log)
 
 
+@pytest.mark.long
 async def test_a_drain_finishes_every_stream_and_says_close(tmp_path: Path) -> None:
     async with SimFleet(2, speed=4.0) as fleet:
         options = ("--instances", ",".join(addresses(fleet)))

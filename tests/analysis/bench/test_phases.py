@@ -81,6 +81,7 @@ def test_each_moment_belongs_to_one_phase(fields, phases):
 MOMENTS = st.none() | st.floats(0, 100) | st.just("soon")
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(st.fixed_dictionaries({f"t_{name}": MOMENTS for name in TIMES}), st.data())
 def test_the_phases_of_any_record_add_up_to_its_time(times, data):

@@ -92,6 +92,7 @@ def test_what_a_run_writes_has_the_form():
     check(run(), RESULTS)
 
 
+@pytest.mark.long
 def test_a_summary_of_other_types_is_refused_or_shown(tmp_path):
     (tmp_path / "requests.jsonl").write_bytes(b"\n".join(map(orjson.dumps, ROWS)))
     refused = 0
@@ -106,6 +107,7 @@ def test_a_summary_of_other_types_is_refused_or_shown(tmp_path):
     assert refused
 
 
+@pytest.mark.long
 def test_rows_of_other_types_are_refused_or_shown(tmp_path):
     (tmp_path / "summary.json").write_bytes(orjson.dumps({"time_scale": 2.0}))
     for n, one in enumerate(ROWS):
@@ -115,6 +117,7 @@ def test_rows_of_other_types_are_refused_or_shown(tmp_path):
             shown(*read_run(tmp_path, summarise))
 
 
+@pytest.mark.long
 def test_the_page_takes_what_was_let_in():
     for summary in filter(fits, cases(READ, every=64)):
         assert "</html>" in page(summary, table(ROWS, 2.0))

@@ -28,6 +28,7 @@ def _times(by: int, task: int) -> tuple[int, int]:
     return by * task, os.getpid()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_rows_are_in_the_order_of_tasks_whatever_the_number_of_processes(jobs: int) -> None:
     told: list[tuple[int, int]] = []
@@ -38,6 +39,7 @@ def test_rows_are_in_the_order_of_tasks_whatever_the_number_of_processes(jobs: i
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
+@pytest.mark.long
 def test_tasks_apart_have_each_a_process_of_its_own() -> None:
     with workers(1, _load, 3, 3, apart=True) as compute:
         processes = {process for _row, process in compute(_times, range(2))}

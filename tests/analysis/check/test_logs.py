@@ -15,6 +15,7 @@ def edit(path, change):
     path.write_bytes(orjson.dumps(record))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "words"),
     [

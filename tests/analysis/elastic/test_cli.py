@@ -48,6 +48,7 @@ def test_the_command_prints_its_tables_and_writes_its_rows(
     assert f"written: {out}" in printed.replace("\n", "")
 
 
+@pytest.mark.long
 def test_the_command_says_how_far_it_is_and_ends_with_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

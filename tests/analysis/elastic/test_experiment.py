@@ -45,6 +45,7 @@ def _of(measured: Measured, rule: str, name: str) -> list[Any]:
     return [measured[rule, sessions][name] for sessions in LOADS]
 
 
+@pytest.mark.long
 def test_every_rule_serves_the_same_sessions_whole(measured: Measured) -> None:
     for rule in COMPARED:
         assert _of(measured, rule, "requests") == _of(measured, BASELINE, "requests")
@@ -91,6 +92,7 @@ def test_always_is_the_forerunner_of_the_founding_text(measured: Measured) -> No
             assert always["tpot_s.p90"] < 0.9 * base["tpot_s.p90"]
 
 
+@pytest.mark.long
 def test_the_reading_with_the_proxys_own_terms_is_the_proxys_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -68,6 +68,7 @@ def test_replicas_that_share_decide_as_well_as_one(
     assert p90_s["4 --share-tick none"] > 1.4 * p90_s["4"]
 
 
+@pytest.mark.long
 def test_a_worker_computes_what_this_process_computes() -> None:
     rules = LoadRules(rate=0.1, horizon_s=60.0, think_cap_s=60.0)
     source = load_source(SAMPLE)

@@ -53,6 +53,7 @@ def test_replicas_that_cannot_be_are_one_line(
     assert said.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_browser")
 def test_the_command_prints_a_table_and_writes_rows_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

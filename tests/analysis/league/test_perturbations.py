@@ -11,6 +11,7 @@ from tests.support.league import RULES
 from tests.support.traces import SAMPLE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PERTURBATIONS)
 def test_every_perturbation_runs(name: str) -> None:
     source = load_source(SAMPLE)

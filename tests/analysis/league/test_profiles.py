@@ -14,6 +14,7 @@ KV_TOKENS = 300_000
 SOURCE = load_source(SAMPLE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_profile_serves_a_load(name: str) -> None:
     profile = PROFILES[name]

@@ -18,6 +18,7 @@ from tests.support.league import RULES
 from tests.support.traces import SAMPLE, write
 
 
+@pytest.mark.long
 def test_saturation_is_where_the_baseline_stops_keeping_up() -> None:
     bench = Bench(load_source(SAMPLE), 1, RULES, 60.0)
     rate = bench.saturation(1e9, bench.prefill_bound(), 32.0)
@@ -45,6 +46,7 @@ def _alone(count: int, tokens: int, gap_s: float) -> Source:
     )
 
 
+@pytest.mark.long
 def test_the_search_goes_below_its_span_and_above_it() -> None:
     bench = Bench(_alone(20, 20_480, 1.0), 1, LoadRules(1.0, 60.0), 60.0)
     rate = bench.saturation(1e6, bench.prefill_bound(), 32.0)
@@ -52,6 +54,7 @@ def test_the_search_goes_below_its_span_and_above_it() -> None:
         assert bench.saturation(1e6, high, 4.0) == pytest.approx(rate, rel=0.1)
 
 
+@pytest.mark.long
 def test_a_short_trace_saturates_where_a_long_one_does() -> None:
     rules = LoadRules(1.0, 60.0)
     short, long = (Bench(_alone(count, 20_480, 1.0), 1, rules, 60.0) for count in (5, 500))
@@ -65,6 +68,7 @@ def test_what_never_keeps_up_is_told() -> None:
         bench.saturation(1e6, bench.prefill_bound(), 32.0)
 
 
+@pytest.mark.long
 def test_a_working_set_that_cannot_exceed_the_kv_is_told() -> None:
     # Prompts that end soon and never come back, beside a single one that needs much KV.
     small = _alone(20, 20_480, 1.0)

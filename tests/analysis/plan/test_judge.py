@@ -54,6 +54,7 @@ def test_a_fixed_fleet_is_played_once_and_paid_all_the_time(judge: Judge) -> Non
     assert again.run == replace(three.run, startup_s=30.0)
 
 
+@pytest.mark.long
 def test_foresight_keeps_the_target_at_less(judge: Judge) -> None:
     runs = judge.search(30.0, effort=2, target_ratio=0.95).runs()
     (best,) = [run for run in runs if run.is_best]
@@ -65,6 +66,7 @@ def test_foresight_keeps_the_target_at_less(judge: Judge) -> None:
     assert best.broken == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLANNERS)
 def test_a_planner_cuts_nobody_and_is_equal_each_time(judge: Judge, name: str) -> None:
     found = judge.planner(name, 5.0)

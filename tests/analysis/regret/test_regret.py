@@ -12,6 +12,7 @@ from tests.support.regret import (
 from tests.support.traces import SAMPLE
 
 
+@pytest.mark.long
 def test_the_worker_computes_what_this_process_computes() -> None:
     options = RegretOptions(SAMPLE, instances=2, policies=("cost",), seeds=1, decisions=2)
     with pytest.raises(RegretError, match="--futures"):

@@ -1,5 +1,7 @@
 """What a reader sees of a run: nothing cut, nothing unexplained."""
 
+import pytest
+
 from analysis.report.page import page
 from analysis.runs import table
 from tests.support.printed import CLASSES
@@ -19,6 +21,7 @@ def test_the_page_says_what_was_run():
     assert "<td>HEAVY_COLO</td><td>1</td><td>6,000</td>" in html
 
 
+@pytest.mark.long
 def test_the_page_shows_where_the_time_went():
     rows = [placed(name, name) for name in CLASSES]
     html = page(run(*rows), table(rows))

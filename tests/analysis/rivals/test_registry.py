@@ -21,6 +21,7 @@ def _planned() -> list[Planned]:
     return planned
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", RIVALS)
 def test_every_rival_finishes_and_accounts_for_every_request(policy: str) -> None:
     fleet = EngineFleet(engines(3, 200_000, BLOCK))

@@ -47,6 +47,7 @@ class Fake:
         raise ImportError("x") if entry.policy == "dynamo-latency" else ZeroDivisionError("no")
 
 
+@pytest.mark.long
 def test_one_fault_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_shape_is_a_name_or_two_numbers() -> None:
             shape_of(wrong)
 
 
+@pytest.mark.long
 def test_the_packaged_trace_has_enough_sessions_for_every_load() -> None:
     sessions = Sessions(TRACE)
     for shape in SHAPES.values():

@@ -26,6 +26,7 @@ def runs(mean_s: float, seed: int = 1) -> Iterator[Run]:
         yield run(system, seed, [10 * mean_s, 10 * mean_s])
 
 
+@pytest.mark.long
 def test_a_result_becomes_medians_and_ratios(tmp_path: Path) -> None:
     made = result(*runs(1.0), *runs(3.0, 2), *runs(5.0, 3))
     made.save(tmp_path / "raw.json.gz")
@@ -66,6 +67,7 @@ def test_runs_of_several_files_are_one_comparison(tmp_path: Path) -> None:
     assert (other.is_whole, other.speedups) == (False, [1.0])
 
 
+@pytest.mark.long
 def test_a_later_run_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     [old], [new] = (published.comparisons(result(*runs(mean_s))) for mean_s in (1.0, 2.0))
     [other] = published.comparisons(result(*runs(1.0, seed=9)))
@@ -74,6 +76,7 @@ def test_a_later_run_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     assert published.read([tmp_path / "old.json", tmp_path / "new.json"]) == [new, other]
 
 
+@pytest.mark.long
 def test_a_missed_target_and_what_was_not_measured_are_said() -> None:
     rivals = [one for one in runs(1.0) if one.system != "cache-proxy"]
     slow = result(*rivals, run("cache-proxy", 1, [20.0, 20.0], "gauges"))
@@ -99,6 +102,7 @@ def test_the_chart_needs_nothing_from_elsewhere() -> None:
     assert not re.findall(r"<script|@import|url\(|href", text)
 
 
+@pytest.mark.long
 def test_publishing_makes_all_three(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ def test_the_best_rival_is_that_of_the_figure() -> None:
     assert best_rival([], TTFT_MEAN) == ("", [])
 
 
+@pytest.mark.long
 def test_the_targets_of_a_load() -> None:
     made = result(
         run("dynamo-kv", 1, [1.0, 1.0]),

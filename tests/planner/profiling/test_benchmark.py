@@ -51,6 +51,7 @@ def measured(
     return found
 
 
+@pytest.mark.long
 def test_a_line_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an engine whose steps are a line in prompt tokens and KV: each coefficient within 2 %.
 
@@ -76,6 +77,7 @@ def test_a_line_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert float(told) / 2 < took_s < float(told) * 2, "its time is told before it begins"
 
 
+@pytest.mark.long
 def test_an_engine_that_is_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """With attention and a cost per stream, steps of usual loads are foretold within 20 %."""
     profile, _, _ = measured(monkeypatch, GridOptions(12, 4, 32))

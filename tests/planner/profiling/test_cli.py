@@ -41,6 +41,7 @@ def profiling(url: str, out: Path, *more: str) -> Child:
     )
 
 
+@pytest.mark.long
 async def test_it_measures_and_writes(tmp_path: Path) -> None:
     out = tmp_path / "new" / "profile"
     async with SimFleet(1, speed=10.0, **ENGINE) as fleet:
@@ -58,6 +59,7 @@ async def test_it_measures_and_writes(tmp_path: Path) -> None:
     assert lines[-1] == f"written: {out / JSON['decode']}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_an_interrupt_ends_what_it_began(tmp_path: Path, number: signal.Signals) -> None:
     """While streams run that would go on for half a minute."""
@@ -73,6 +75,7 @@ async def test_an_interrupt_ends_what_it_began(tmp_path: Path, number: signal.Si
     assert os.listdir(tmp_path / "out") == []
 
 
+@pytest.mark.long
 async def test_one_line_where_it_breaks_off(tmp_path: Path) -> None:
     async with SimFleet(1, speed=10.0, **(ENGINE | {"max_num_seqs": 2})) as fleet:
         with profiling(fleet.engines[0].url, tmp_path, "--timeout", "1") as process:

@@ -27,6 +27,7 @@ def answer(*series: tuple[str, str, float]) -> bytes:
     return plain(orjson.dumps({"status": "success", "data": {"result": result}}))
 
 
+@pytest.mark.long
 async def test_growth_is_summed_over_proxies_and_a_restart_counts_from_zero() -> None:
     issued, waits = "cache_proxy_issued_total", "cache_proxy_queued_requests"
     async with RawEngine() as fake, aiohttp.ClientSession() as session:
@@ -77,6 +78,7 @@ scrape_configs:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="Debian's package prometheus is not installed"
 )

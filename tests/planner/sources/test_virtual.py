@@ -115,6 +115,7 @@ def play(planner: VirtualPlanner, rates: list[tuple[float, float]]) -> ScaledRun
 RISE = [(2.0, 40.0), (9.0, 60.0), (0.5, 80.0)]
 
 
+@pytest.mark.long
 def test_the_fleet_grows_with_the_load_and_shrinks_behind_it() -> None:
     planner = VirtualPlanner(SITE, RULES)
     found = play(planner, RISE)
@@ -128,6 +129,7 @@ def test_the_fleet_grows_with_the_load_and_shrinks_behind_it() -> None:
     assert 0.005 < model(0.0, 0.0) < 0.02, "a step of the preset takes 8 ms"
 
 
+@pytest.mark.long
 def test_a_reserve_follows_the_load_too_and_measures_how_long_a_start_takes() -> None:
     planner = VirtualPlanner(SITE, replace(RULES, strategy=Strategy.RESERVE))
     found = play(planner, RISE)
@@ -137,6 +139,7 @@ def test_a_reserve_follows_the_load_too_and_measures_how_long_a_start_takes() ->
     assert planner.builtin.reserve.delay_s(COMPONENT) == 10.0, "5 s, seen at the next tick"
 
 
+@pytest.mark.long
 def test_equal_runs_are_equal() -> None:
     one, other = (play(VirtualPlanner(SITE, RULES), RISE[:2]) for _ in range(2))
     assert (one.run, one.lives) == (other.run, other.lives)

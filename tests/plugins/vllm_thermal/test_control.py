@@ -69,6 +69,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(st.dictionaries(st.sampled_from(sorted(FIELDS)) | st.text(max_size=5), JSON, max_size=4))
 def test_any_body_is_understood_or_refused_in_one_line(body):
     control, said = Control(16, 2048, 32), "understood"

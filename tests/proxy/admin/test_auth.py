@@ -26,6 +26,7 @@ TOKEN = "operators-token-0123456789"
 GOOD = {"Authorization": f"Bearer {TOKEN}"}
 
 
+@pytest.mark.long
 async def test_ten_thousand_wrong_tokens_are_refused_in_a_few_lines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +191,7 @@ async def ask(port: int, raw: bytes) -> bytes:
         writer.close()
 
 
+@pytest.mark.long
 async def test_forty_secrets_are_nowhere_to_be_found(tmp_path: Path) -> None:
     """In queries, headers, bodies, keys and engines' words: not in a log, a metric, an answer."""
     left = iter(CANARIES)
@@ -318,6 +320,7 @@ PAGES: list[tuple[dict[str, str], int]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("headers", "status"), PAGES)
 async def test_what_a_web_page_may_send_changes_nothing(
     tmp_path: Path, headers: dict[str, str], status: int

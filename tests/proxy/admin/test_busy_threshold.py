@@ -52,6 +52,7 @@ class TestBusyThreshold:
             body = {"model": "sim-8b"}
             assert (await call(proxy, "DELETE", path, body))[0] == 400, "a body names nothing"
 
+    @pytest.mark.long
     async def test_any_number_is_in_force_or_refused(self, tmp_path: Path) -> None:
         """Under none of them does a request, a look at the instances or at metrics fail."""
         extremes = (0, -1, 5e-324, 1e-300, 0.5, 1, 1e9, 1e308, 2**53, 2**64 - 1, 2**64, 10**300)
@@ -68,6 +69,7 @@ class TestBusyThreshold:
                         async with proxy.http.get(path) as response:
                             assert response.status == 200, (field, value, path)
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("body", "status", "words_"),
         [

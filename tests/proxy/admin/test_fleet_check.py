@@ -121,6 +121,7 @@ async def test_files_that_options_name_are_read() -> None:
         await found("127.0.0.1:1", tls_cert="/nowhere.pem")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "status"), [(("--instances", "127.0.0.1:1"), 1), (("--instances", "a b"), 2)]
 )

@@ -136,6 +136,7 @@ def valid_settings(draw):
     return Settings(**draw(st.fixed_dictionaries(fields)))
 
 
+@pytest.mark.long
 @given(settings=valid_settings())
 def test_print_config_reads_back_equal(tmp_path_factory, settings):
     origins = dict.fromkeys(Settings.model_fields, "flag --x\n\x01")

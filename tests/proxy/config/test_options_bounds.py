@@ -87,6 +87,7 @@ def test_what_is_refused_is_named_in_one_line_with_value_and_range(name: str) ->
     assert len(said) < 400
 
 
+@pytest.mark.long
 async def test_the_proxy_starts_and_serves_at_either_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

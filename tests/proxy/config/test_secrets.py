@@ -23,6 +23,7 @@ keys = st.text(
 )
 
 
+@pytest.mark.long
 @given(st.dictionaries(keys, names, min_size=1, max_size=8), st.sampled_from([",", "\n", " , \n"]))
 def test_keys_are_read_back_whatever_parts_them(given_: dict[str, str], comma: str) -> None:
     found = tenants_of(comma.join(f"{tenant}:{key}" for key, tenant in given_.items()))

@@ -61,6 +61,7 @@ BAD_VALUES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "value", "allowed"), BAD_VALUES)
 @pytest.mark.parametrize("source", ["flag", "env", "file"])
 def test_bad_value_names_option_value_range_and_origin(tmp_path, source, name, value, allowed):

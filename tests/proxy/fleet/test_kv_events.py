@@ -49,6 +49,7 @@ def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return noted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", FLOODS)
 async def test_small_messages_are_paid_for_and_leave_others_their_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spent: list[float], what: str

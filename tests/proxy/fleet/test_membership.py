@@ -243,6 +243,7 @@ class Story:
                 assert (self.house.state(name) == "drains") == bool(self.drainers(name)), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 async def test_no_instance_is_lost_or_doubled_or_works_while_somebody_drains_it(seed: int) -> None:
     chance = random.Random(seed)

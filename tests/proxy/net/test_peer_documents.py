@@ -58,6 +58,7 @@ CARD = {
 """An adapter, as vLLM lists it."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", COSTLY)
 def test_what_is_costly_is_not_parsed(kind: str) -> None:
     assert orjson.loads(COSTLY[kind])

@@ -108,6 +108,7 @@ async def test_a_whole_offload_over_tls(tmp_path: Path, certs: Certificates) -> 
                 assert [r["outcome"] for r in await proxy.records(2)] == ["ok", "ok"]
 
 
+@pytest.mark.long
 async def test_a_slow_client_pauses_its_instance_and_loses_no_byte(
     tmp_path: Path, certs: Certificates
 ) -> None:

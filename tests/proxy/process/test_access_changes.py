@@ -133,6 +133,7 @@ MOVES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MOVES)
 async def test_what_changes_about_access_is_said(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture

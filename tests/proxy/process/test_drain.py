@@ -83,6 +83,7 @@ async def test_a_hand_over_ends_at_its_limit(tmp_path: Path) -> None:
             await leaving(proxy.server).hand_over()
 
 
+@pytest.mark.long
 async def test_a_signal_turns_a_hand_over_into_a_drain(tmp_path: Path) -> None:
     sim = {"speed": 1.0}
     async with proxied(tmp_path, 1, sim=sim, drain_seconds=0.2) as (proxy, _):

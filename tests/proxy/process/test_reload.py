@@ -184,6 +184,7 @@ BAD = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BAD)
 async def test_a_bad_file_changes_nothing(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
@@ -303,6 +304,7 @@ def test_what_a_process_is_built_from_is_not_reloadable() -> None:
     assert not built & RELOADABLE
 
 
+@pytest.mark.long
 async def test_signals_in_any_number_end_nothing(tmp_path: Path) -> None:
     async with SimFleet(2, speed=2.0) as fleet:
         a, b = addresses(fleet)

@@ -66,6 +66,7 @@ def objects(draw: st.DrawFn) -> tuple[bytes, list[tuple[str, str]]]:
 
 
 class TestAnyObject:
+    @pytest.mark.long
     @given(objects(), st.dictionaries(st.sampled_from(["a", "n", "new"]), values), st.sets(keys))
     def test_it_equals_parse_change_write(
         self, made: tuple[bytes, list[Any]], put: dict[str, str], drop: set[str]

@@ -148,6 +148,7 @@ def test_the_key_of_a_text_does_not_depend_on_what_stands_elsewhere() -> None:
     assert odd.prompt.hashes == plain.prompt.hashes != []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", PATHS)
 def test_thousands_of_short_messages_are_taken(path: str) -> None:
     turns = [{"role": "user", "content": f"turn {i}"} for i in range(40_000)]

@@ -172,6 +172,7 @@ async def test_only_p_where_d_may_not() -> None:
     assert race.flow.state is State.FETCHING
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("peer", [P, (50, GONE)])
 @pytest.mark.parametrize("local", [D, (49, "answer"), (50, "answer"), (70, "answer"), (20, OOPS)])
 async def test_a_cancel_at_any_moment(peer: Leg, local: Leg) -> None:

@@ -171,6 +171,7 @@ async def test_half_a_surrogate_pair_arrives_as_it_came(tmp_path: Path, what: st
             assert record["outcome"] == "ok"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [4_097, 20_000])
 @pytest.mark.parametrize(
     ("path", "field"),

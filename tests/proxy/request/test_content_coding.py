@@ -90,6 +90,7 @@ def unpacked(raw: bytes, coding: str, most_bytes: int = MOST_BYTES) -> bytes:
     return asyncio.run(Unpacking().plain(raw, coding, most_bytes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PACKS)
 @given(st.binary(max_size=200))
 def test_what_was_packed_comes_out(name: str, data: bytes) -> None:
@@ -97,6 +98,7 @@ def test_what_was_packed_comes_out(name: str, data: bytes) -> None:
     assert unpacked(pack(data), coding) == data
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PACKS)
 def test_it_does_not_matter_where_the_steps_end(name: str) -> None:
     coding, pack = PACKS[name]
@@ -108,6 +110,7 @@ def test_it_does_not_matter_where_the_steps_end(name: str) -> None:
         assert unpacked(pack(data), coding) == data
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PACKS)
 def test_a_body_may_be_as_long_as_a_plain_one(name: str) -> None:
     coding, pack = PACKS[name]

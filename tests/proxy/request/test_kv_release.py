@@ -42,6 +42,7 @@ LENGTH = plain(b'{"choices":[{"index":0,"finish_reason":"length"}],"usage":{"pro
 TEXT = words(2000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("faults", "sim", "fallback"),
     [
@@ -303,6 +304,7 @@ PHASES: dict[str, Callable[[SimFleet], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @pytest.mark.parametrize("phase", PHASES)
 async def test_nothing_is_left_behind_in_any_phase(tmp_path: Path, phase: str, how: str) -> None:
@@ -320,6 +322,7 @@ async def test_nothing_is_left_behind_in_any_phase(tmp_path: Path, phase: str, h
         assert await proxy.records(1)
 
 
+@pytest.mark.long
 async def test_many_leave_at_any_moment(tmp_path: Path) -> None:
     """Also hedged ones. Only a P that ends while it learns of it keeps KV until its timeout."""
     options, sim = ALWAYS | {"hedge": True}, {"speed": 20.0, "abort_timeout": 20.0}

@@ -169,6 +169,7 @@ def test_arguments_of_plugins_that_are_written_anew_have_a_limit() -> None:
     assert found.param == "vllm_xargs"
 
 
+@pytest.mark.long
 def test_values_of_a_prompt_have_a_limit() -> None:
     body = orjson.dumps({"prompt": [[1.5] for _ in range(MOST_VALUES // 2)]})
     found = examine_large(Task(PATHS[1], body, is_object=True, salt=None))
@@ -216,6 +217,7 @@ def workers(proxy: ServedProxy) -> list[int]:
     return [] if worker is None else [worker._process.pid]
 
 
+@pytest.mark.long
 async def test_a_large_body_is_served_and_no_process_stays(tmp_path: Path) -> None:
     async with proxied(tmp_path, 1) as (proxy, _):
         assert (await proxy.post(chat("x", max_tokens=2))).status == 200
@@ -228,6 +230,7 @@ async def test_a_large_body_is_served_and_no_process_stays(tmp_path: Path) -> No
         os.kill(first, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part["type"])
 async def test_a_large_body_with_media_is_served(tmp_path: Path, part: dict[str, Any]) -> None:
     async with proxied(tmp_path, 1) as (proxy, _):
@@ -237,6 +240,7 @@ async def test_a_large_body_with_media_is_served(tmp_path: Path, part: dict[str,
         assert workers(proxy)
 
 
+@pytest.mark.long
 async def test_a_dead_process_is_replaced_unseen(tmp_path: Path) -> None:
     async with proxied(tmp_path, 1) as (proxy, _):
         await proxy.post(large("a"))
@@ -246,6 +250,7 @@ async def test_a_dead_process_is_replaced_unseen(tmp_path: Path) -> None:
         assert workers(proxy) != [first]
 
 
+@pytest.mark.long
 async def test_a_stopped_process_is_not_the_bodys_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +279,7 @@ async def test_where_no_process_can_be_had_only_large_bodies_are_refused(
         assert (await proxy.post(chat("x", max_tokens=2))).status == 200
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 1000, 5000])
 async def test_a_nested_body_is_refused_and_costs_nobody_else(tmp_path: Path, depth: int) -> None:
     nest = b"[" * depth + b"]" * depth + b","
@@ -302,6 +308,7 @@ async def test_a_long_body_full_of_arrays_is_refused_before_all_of_it_came(tmp_p
         await proxy.at_rest()
 
 
+@pytest.mark.long
 async def test_a_client_that_leaves_holds_up_nobody(tmp_path: Path) -> None:
     async with proxied(tmp_path, 1) as (proxy, _):
         bodies = proxy.server._large_bodies

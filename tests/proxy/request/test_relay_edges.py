@@ -300,6 +300,7 @@ async def test_broken_chunks_are_a_cut(tmp_path: Path) -> None:
         assert record["outcome"] == "upstream_truncated"
 
 
+@pytest.mark.long
 async def test_a_slow_client_holds_back_its_own_instance_only(tmp_path: Path) -> None:
     """What waits for it is bounded; another stream of the same instance runs on; nothing lost."""
     sent = 0
@@ -335,6 +336,7 @@ pieces = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pieces, st.lists(st.integers(0, 40_000), max_size=10), st.data())
 async def test_any_segmentation_gives_the_same(
@@ -413,6 +415,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as client:
 """
 
 
+@pytest.mark.long
 async def test_a_body_that_fills_the_first_read_is_read_on(tmp_path: Path) -> None:
     """aiohttp pauses a client who is ahead of its reader; nobody reads before the body's end.
 

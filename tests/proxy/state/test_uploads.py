@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 
 from proxy.core.admission import order, upload_room
 from proxy.state import uploads as uploads_module
@@ -52,6 +53,7 @@ async def ask(proxy: ServedProxy, size: int, tenant: str = "") -> Got:
     return await exchange(proxy.server.url, request(body, head))
 
 
+@pytest.mark.long
 async def test_many_large_bodies_at_once_are_all_served(tmp_path: Path) -> None:
     async with proxied(tmp_path, 1) as (proxy, _):
         uploads = uploads_of(proxy)
@@ -134,6 +136,7 @@ async def work(count: int) -> float:
     return lines.count / count
 
 
+@pytest.mark.long
 async def test_a_body_that_waits_costs_the_same_beside_many() -> None:
     few, many = await work(100), await work(1600)
     assert many <= 2 * few, (few, many)

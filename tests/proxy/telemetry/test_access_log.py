@@ -163,6 +163,7 @@ os._exit(0)
     os.close(writer)
 
 
+@pytest.mark.long
 def test_a_closed_stdout_ends_the_start_with_its_option() -> None:
     command = [sys.executable, "-m", "proxy.cli", "--instances", "127.0.0.1:1", "--port", "0"]
     for options, named in (

@@ -19,6 +19,7 @@ from tests.support.harness import addresses, chat
 from tests.support.proxy_process import ProxyProcess, url_in
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_closed", [True, False])
 async def test_a_stderr_nobody_reads_stops_nothing(*, is_closed: bool) -> None:
     """Closed, or full: every change has a line of its own, together more than a pipe holds."""

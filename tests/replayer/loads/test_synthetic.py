@@ -15,6 +15,7 @@ def rate_rps(load: Load, begin_s: float, end_s: float) -> float:
     return inside / (end_s - begin_s)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SYNTHETIC)
 def test_a_seed_gives_the_same_load_and_another_one_another(name: str) -> None:
     make = SYNTHETIC[name]

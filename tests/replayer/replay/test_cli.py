@@ -179,6 +179,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, arguments, said):
     assert error.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "signs", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]]
 )
@@ -204,6 +205,7 @@ def wait_for(engine, name):
         engine.news.clear()
 
 
+@pytest.mark.long
 def test_the_measuring_process_loads_no_tables_and_no_plots():
     heavy = "('pandas', 'plotly', 'numpy', 'analysis')"
     code = f"import sys, replayer.replay.cli; print([m for m in {heavy} if m in sys.modules])"
@@ -242,6 +244,7 @@ def test_against_a_simulated_engine_the_cache_hits_as_ideal(tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_the_page_needs_no_network(trace, tmp_path):
     out = tmp_path / "out"
     with in_thread(Engine()) as engine:

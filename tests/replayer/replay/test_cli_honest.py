@@ -68,6 +68,7 @@ def test_each_run_has_words_of_its_own(tmp_path, capsys, agentic, sim):
     assert "--seed" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_literal_text_is_new_in_each_run_too(tmp_path, capsys, sim):
     def said(number):
         text = f"{number} " + "word " * 200
@@ -93,6 +94,7 @@ def command(trace, engine, out, *more):
     return [sys.executable, "-m", "replayer.replay", str(trace), *where, *more]
 
 
+@pytest.mark.long
 def test_what_ended_before_a_kill_is_kept_and_can_be_read(trace, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
@@ -144,6 +146,7 @@ def test_a_full_disk_at_the_start_sends_nothing(trace, tmp_path, capsys):
     assert error == f"replay: --out {out}: No space left on device\n"
 
 
+@pytest.mark.long
 def test_a_run_leaves_whole_lines_when_the_disk_fills_in_it(tmp_path, sim):
     """A limit on a file's size stands for the disk: the write that meets it is cut in a line."""
     rows = [{"timestamp": 0, "input_length": 20, "output_length": 1} for _ in range(40)]
@@ -240,6 +243,7 @@ def test_a_target_that_answers_one_of_the_first_is_replayed_to_the_end(tmp_path)
     assert summary["requests"]["sent"] == 40
 
 
+@pytest.mark.long
 def test_a_full_disk_behind_the_console_is_one_line_too(trace, tmp_path):
     out = tmp_path / "out"
     with in_thread(Engine()) as engine, open("/dev/full", "w") as full:

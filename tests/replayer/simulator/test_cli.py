@@ -21,6 +21,7 @@ def simulator(*options: str) -> Child:
     return Child(command)
 
 
+@pytest.mark.long
 async def test_it_serves_until_sigterm_and_writes_the_log(tmp_path: Path):
     log = tmp_path / "requests.jsonl"
     own = ("--bootstrap-port", "0", "--instances", "2", "--speed", "20", "--request-log", str(log))
@@ -87,6 +88,7 @@ def test_options_are_checked_in_process_as_well():
     assert SimOptions(a1=1e-4).engine().step.a1 == 1e-4
 
 
+@pytest.mark.long
 def test_two_simulators_side_by_side_need_no_bootstrap_ports_to_be_named():
     """Each takes those that vLLM has by default, and free ones where they are taken."""
     with simulator("--instances", "2") as one, simulator() as other:

@@ -79,6 +79,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["replay", "league"])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_trace_is_one_line_and_status_2(tmp_path, capsys, name, command):
@@ -115,6 +116,7 @@ def test_an_endless_line_in_a_small_file_takes_little_memory(tmp_path):
     assert resource.getrlimit(resource.RLIMIT_AS)[0] != 1 << 29
 
 
+@pytest.mark.long
 def test_lines_without_end_are_not_read_to_their_end(tmp_path, capsys):
     trace = tmp_path / "t.gz"
     trace.write_bytes(gzip.compress(b"\n" * 3_000_000))

@@ -71,6 +71,7 @@ def hot(name: str) -> Plant:
     return FirstOrderPlant(PlantOptions(ambient_celsius=66.0 if name == "e0" else 32.0))
 
 
+@pytest.mark.long
 def test_a_hot_engine_is_held_at_its_target_and_the_other_takes_more() -> None:
     planned = load(900, 0.1, output=300)
     held, free = (run(planned, "cost", HeatOptions(one, hot)) for one in (control, FleetControl))
@@ -107,6 +108,7 @@ def failing(name: str) -> Plant:
     return Failing() if name == "e0" else FirstOrderPlant()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "losses", [(), (Loss(0, 9.0, 14.0),), (Loss(0, 9.1, 9.6),), (Loss(1, 9.0, 14.0),)]
 )

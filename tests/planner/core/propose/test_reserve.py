@@ -180,6 +180,7 @@ def test_never_below_the_floor_and_equal_runs_are_equal(loads: list[float], leas
     assert max(courses[0]) <= 20
 
 
+@pytest.mark.long
 @given(st.floats(0.1, 15.0), st.integers(1, 10))
 def test_a_constant_load_never_goes_down_and_up(load: float, initial: int) -> None:
     fleet = Fleet(ReserveRules(), initial=initial, delay=2)

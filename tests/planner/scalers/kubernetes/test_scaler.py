@@ -418,6 +418,7 @@ class Killer:
         return killing
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["deployments", "statefulsets"])
 async def test_a_planner_killed_at_any_step_has_a_successor_that_goes_on(
     cluster: Cluster, world: World, kind: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -160,6 +161,7 @@ def test_one_that_is_served_again_is_as_any_other() -> None:
     assert it.judged("mallory", BUSY_S, 1.0) == BUSY_S
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.booleans(), st.floats(0, 60))))
 def test_never_longer_than_it_says(events: list[tuple[str, bool, float]]) -> None:
     it = Refusals()

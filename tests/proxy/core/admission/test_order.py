@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,6 +113,7 @@ def work(count: int, owners: int) -> float:
     return lines.count / count
 
 
+@pytest.mark.long
 def test_a_step_grows_with_the_logarithm_of_those_that_are_there() -> None:
     for is_of_one in (True, False):
         few, many = (work(count, 1 if is_of_one else count) for count in (100, 1600))

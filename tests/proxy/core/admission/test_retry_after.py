@@ -314,6 +314,7 @@ class Fleet:
         return self.promises.advise(busy, self.tokens, self.queue.tokens, now_s)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precise", [True, False], ids=["milliseconds", "whole seconds"])
 @pytest.mark.parametrize(
     ("most", "seconds", "at_least"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -320,6 +321,7 @@ def work(count: int, owners: int) -> float:
     return lines.count / count
 
 
+@pytest.mark.long
 def test_a_body_costs_the_same_beside_many_that_wait() -> None:
     for is_of_one in (True, False):
         few, many = (work(count, 1 if is_of_one else count) for count in (100, 1600))
@@ -341,6 +343,7 @@ def excess(count: int) -> float:
     return lines.count / count
 
 
+@pytest.mark.long
 def test_a_body_beyond_the_limit_costs_the_same_beside_many() -> None:
     few, many = excess(100), excess(1600)
     assert many <= 2 * few, (few, many)

@@ -479,6 +479,7 @@ requests = st.tuples(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=examples(300))
 @given(st.lists(requests, max_size=40))
 @pytest.mark.parametrize("most", [3, MOST])

@@ -303,6 +303,7 @@ def test_trim_goes_by_the_last_use(at: Caches) -> None:
     ix.trim(at["b"], age)
 
 
+@pytest.mark.long
 @given(
     st.lists(st.tuples(names, prompts, st.booleans(), st.integers(0, 8)), max_size=30),
     st.integers(1, 10),
@@ -333,6 +334,7 @@ def test_what_is_held_is_closed_under_prefixes(
         assert held == sorted(held, reverse=True)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(300))
 @given(
     st.lists(
@@ -387,6 +389,7 @@ def test_a_trim_looks_at_its_tenants_own() -> None:
     assert a.blocks == ix.total_blocks == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("blocks", [2000, 2730, 5461])
 @pytest.mark.parametrize("instances", [1, 40])
 @pytest.mark.parametrize("length", [1, 50])

@@ -67,6 +67,7 @@ def test_a_term_never_takes_time_off(seen: list[tuple[Four, float, float]]) -> N
         assert min(learned.c) >= 0.0
 
 
+@pytest.mark.long
 @given(st.tuples(*[st.floats(0.6, 1.8)] * 4), st.lists(rows, min_size=12, max_size=12))
 def test_what_fits_exactly_is_learned(factors: Four, seen: list[Four]) -> None:
     """Within what one observation may say, and once the prior has faded to its least part."""

@@ -35,6 +35,7 @@ def stored(view: PlacementView) -> PlacementView:
     return from_json(orjson.loads(orjson.dumps(as_json(view))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["cost", "seed-heuristic", "seed-cost", "threshold"])
 def test_a_stored_decision_is_the_same_one_again(policy: str) -> None:
     """In a run of the league, under its own policy and under the rules."""

@@ -64,6 +64,7 @@ def median_calls(n: int, policy: str, sessions: int, blocks: int = BLOCKS) -> fl
     return statistics.median(counts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "n", "most"),
     [
@@ -77,6 +78,7 @@ def test_a_decision_is_so_many_calls_at_most(policy: str, n: int, most: int) -> 
     assert median_calls(n, policy, 4 * n) <= most
 
 
+@pytest.mark.long
 def test_a_decision_does_not_grow_with_the_sessions_that_are_known() -> None:
     few, many = (median_calls(8, "cost", sessions, blocks=50) for sessions in (32, 2000))
     assert many <= 2 * few

@@ -25,6 +25,7 @@ def test_the_line_begins_at_the_founding_figure_and_learns_the_real_one() -> Non
     assert line.spread_watts < before / 10
 
 
+@pytest.mark.long
 def test_after_hours_of_work_the_line_is_as_good() -> None:
     """Rounding once put a difference between the halves of the covariance, which grew."""
     line, drawn = PowerLine(3.2), random.Random(5)

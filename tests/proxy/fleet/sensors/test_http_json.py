@@ -89,6 +89,7 @@ def test_faults_are_said(body: bytes, why: str) -> None:
         parse(body, OWN_FIELDS, "h", 0.0)
 
 
+@pytest.mark.long
 def test_of_a_long_list_only_as_many_members_are_read_as_gpus_can_be() -> None:
     document = {"gpus": [{"t": [70, 71]}] * 4_000}
     pointer = ("gpus", "*", "t", "*")

@@ -113,6 +113,7 @@ def of_all_aiohttp() -> frozenset[str]:
     return frozenset(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", OTHERS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_other_file_touches_them(path: Path) -> None:
     uses = set(private_names(tree(path)))

@@ -247,6 +247,7 @@ async def test_what_is_behind_many_small_chunks_is_not_parsed(
     assert sum(parsed) - before <= most
 
 
+@pytest.mark.long
 async def test_a_giant_body_leaves_others_their_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +388,7 @@ def test_refusals_are_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -
     ]
 
 
+@pytest.mark.long
 def test_without_the_compiled_parser_it_does_not_start() -> None:
     command = [sys.executable, "-m", "proxy.cli", "--instances", "127.0.0.1:1"]
     env = os.environ | {"AIOHTTP_NO_EXTENSIONS": "1"}

@@ -46,6 +46,7 @@ class Client:
         return status
 
 
+@pytest.mark.long
 async def test_more_clients_than_descriptors() -> None:
     cap = int(CLIENTS_RATIO * (FEW - OWN_DESCRIPTORS))
     async with SimFleet(2, speed=1.0) as fleet:

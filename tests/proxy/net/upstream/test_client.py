@@ -56,6 +56,7 @@ async def certified(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
     return cert, tls
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
 async def test_a_reset_amid_a_long_body_over_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -140,6 +140,7 @@ class TestBlocks:
         assert leading(a, b) == common // BLOCK_BYTES
         assert not set(a[common // BLOCK_BYTES :]) & set(b)
 
+    @pytest.mark.long
     @given(st.binary(min_size=BLOCK_BYTES, max_size=4 * BLOCK_BYTES), st.data())
     def test_a_changed_byte_changes_its_block_and_all_behind(
         self, prompt: bytes, data: st.DataObject

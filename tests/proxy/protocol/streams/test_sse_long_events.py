@@ -92,6 +92,7 @@ def seen_before() -> Scanner:
     return scanner
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", UNITS, ids=repr)
 @pytest.mark.parametrize(
     "made",

@@ -23,6 +23,7 @@ async def engine() -> AsyncIterator[SimEngine]:
         yield fleet.engines[0]
 
 
+@pytest.mark.long
 async def test_chat(engine: SimEngine) -> None:
     openai: Any = importlib.import_module("openai")
     function = {"type": "function", "function": {"name": "bash", "parameters": SCHEMA}}
@@ -50,6 +51,7 @@ async def test_chat(engine: SimEngine) -> None:
     assert said - 16 < last.usage.prompt_tokens_details.cached_tokens
 
 
+@pytest.mark.long
 async def test_messages(engine: SimEngine) -> None:
     anthropic: Any = importlib.import_module("anthropic")
     tool = {"name": "bash", "input_schema": SCHEMA}
@@ -75,6 +77,7 @@ async def test_messages(engine: SimEngine) -> None:
     assert said + usage.output_tokens - 16 < last.usage.cache_read_input_tokens
 
 
+@pytest.mark.long
 async def test_responses(engine: SimEngine) -> None:
     openai: Any = importlib.import_module("openai")
     tool = {"type": "function", "name": "bash", "parameters": SCHEMA}

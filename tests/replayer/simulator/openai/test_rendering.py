@@ -118,6 +118,7 @@ def shares(client: str) -> Iterator[tuple[float, float]]:
         yield hit / prompt.tokens, request.cached_chars / request.rendered_chars
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("client", [name for name in CLIENTS if not name.startswith("ai-sdk")])
 def test_of_real_clients_prompts_as_much_is_cached_as_in_the_recordings(client: str) -> None:
     """All but the AI SDK's, whose references to items are refused. Tokens are not characters."""
