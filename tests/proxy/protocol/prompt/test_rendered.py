@@ -346,6 +346,17 @@ def test_a_body_of_many_values_is_given_up() -> None:
     assert Rendered(Dialect.CHAT, {"messages": turns}, 200).is_whole
 
 
+@pytest.mark.parametrize("inner", ["[" * 900 + "]" * 900, ",".join("1" * 1800), '{"a":' * 900])
+@pytest.mark.parametrize("calls", [1, 50])
+def test_what_arguments_have_in_them_is_counted(inner: str, calls: int) -> None:
+    """Escapes hide it from who counts the body's bytes."""
+    call = {"function": {"name": "f", "arguments": f'{{"a":[{inner}'}}
+    turns = [{"role": "assistant", "content": None, "tool_calls": [call] * calls}]
+    least, most = 50 * calls, 200 * calls
+    assert not Rendered(Dialect.CHAT, {"messages": turns}, least).is_whole
+    assert Rendered(Dialect.CHAT, {"messages": turns}, most).is_whole
+
+
 @pytest.mark.parametrize("half", ["\ud83d", "a\udc00b"])
 def test_half_a_surrogate_pair_is_read(half: str) -> None:
     call = {"function": {"name": half, "arguments": {"a": half}}}
