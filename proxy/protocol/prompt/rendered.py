@@ -85,7 +85,7 @@ _UNTYPED: Final = ("image_url", "audio_url", "input_audio", "video_url")
 """Members by which vLLM knows what a part without a type is."""
 
 
-_ARGUMENTS, _MARKS_PER_VALUE = 4, 16
+_ARGUMENTS, _MARKS_PER_VALUE = 4, 8
 """Values that a call's arguments count as, beside the call: they are parsed and written again. They
 count as more by their commas and brackets: a body may have these as escapes of six bytes, which
 nobody has counted. Code has one in some fifteen characters."""

@@ -352,7 +352,7 @@ def test_what_arguments_have_in_them_is_counted(inner: str, calls: int) -> None:
     """Escapes hide it from who counts the body's bytes."""
     call = {"function": {"name": "f", "arguments": f'{{"a":[{inner}'}}
     turns = [{"role": "assistant", "content": None, "tool_calls": [call] * calls}]
-    least, most = 50 * calls, 200 * calls
+    least, most = 100 * calls, 300 * calls
     assert not Rendered(Dialect.CHAT, {"messages": turns}, least).is_whole
     assert Rendered(Dialect.CHAT, {"messages": turns}, most).is_whole
 
