@@ -2,6 +2,7 @@
 
     python -m bench.faults.documents [--seconds 10] [DOCUMENT ...]
 
+With `PYTHONPATH=.cache/compiled:.` and `python -P` the proxy is what `make compiled` made.
 For each document a row: the loop's lag over so many seconds, as the proxy itself exports it, and
 the memory that came on top. Two engines are there; one is honest, and its client asks all the time.
 The exit status is 1 where the p99 is beyond 5 ms, the memory beyond 64 MiB, or an answer was lost.

@@ -24,9 +24,9 @@ from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.kvcache.published import CacheEvent, Cleared, PublishedBlocks, Stored
 from proxy.core.types import UNIT_TOKENS
 from proxy.fleet.instances import Instances
-from proxy.net.kv_events.batches import Batch, BatchError, decode
+from proxy.net.kv_events.batches import Batch, BatchError, read
 from proxy.net.kv_events.sources import MOST_RANKS, Source, SourcesError, read_sources
-from proxy.net.kv_events.zmtp import BYTE_S, READ_BYTES, Channel, Message, ZmtpError
+from proxy.net.kv_events.zmtp import READ_BYTES, Channel, Message, ZmtpError
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import Upstream
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
@@ -46,27 +46,21 @@ PAUSE_S, MOST_PAUSE_S = 0.1, 15.0
 """First and longest pause before the next attempt to connect."""
 FRESH_PAUSES = 10
 """Number of first pauses for which an engine's answer holds for all of its ranks."""
-THREAD_BYTES = 1 << 14
-"""A batch of this size is decoded by a thread, one at a time: it may take milliseconds."""
 SHARE, BURST_S = 0.2, 0.5
 """The part of the processor that one instance's events may take, and how much at once."""
 SHORT_S, LONG_COSTS = 0.005, 20
-"""Decoding that takes longer costs so many times as much, since the decoder in C has the
-interpreter for all of it."""
+"""A step of decoding that takes longer costs so many times as much: the decoder in C holds the loop
+for all of it."""
 BLOCK_S, STEP_S, DROP_S = 5e-6, 2e-7, 2e-7
 """Cost of a received block, of one that is walked back, and of one that is dropped."""
 MESSAGE_S, MALFORMED_S, OPEN_S = 3e-5, 1e-3, 2e-3
 """Cost of a batch beside its decoding, of one that cannot be read, and of a connection."""
 TURN_S = 0.001
-"""What one instance's events may cost before other tasks have their turn."""
+"""CPU time that all instances' events may take in one turn of the loop."""
 PARTIAL_BYTES = 16 << 20
 """Messages that are not complete have so much memory together."""
 MOST_UNKNOWN = 64
 """A batch with more events of unknown types, if these are most of it, ends the connection."""
-SLICE_BLOCKS = 512
-"""Blocks that are taken in before other tasks have their turn, or as much other work."""
-WORK_BYTES = 64
-"""Bytes of token ids that take as long as a block: 16 ids."""
 _END = (1 << 64) - 1
 """The number behind the last batch of a replay: -1 in 64 bits."""
 _NUMBER_BYTES = 8
@@ -123,6 +117,43 @@ class _Feed:
         self.blocks.renew(is_whole=is_whole)
 
 
+class _Turn:
+    """What events have cost in this turn of the loop; it begins anew in the next one.
+
+    Who waits for the next one gets it in the order of coming: one costly instance would else be
+    first again and again.
+    """
+
+    __slots__ = ("_is_begun", "_line", "_new", "_spent_s")
+
+    def __init__(self) -> None:
+        self._spent_s, self._is_begun = 0.0, False
+        self._line, self._new = asyncio.Lock(), asyncio.Event()
+
+    def spend(self, cost_s: float) -> None:
+        """Note CPU time."""
+        self._spent_s += cost_s
+        if not self._is_begun:
+            self._is_begun = True
+            self._new.clear()
+            asyncio.get_running_loop().call_soon(self._end)
+
+    def _end(self) -> None:
+        self._spent_s, self._is_begun = 0.0, False
+        self._new.set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether other tasks wait for their turn."""
+        return self._spent_s >= TURN_S
+
+    async def next(self) -> None:
+        """Wait for a turn that has time left."""
+        async with self._line:
+            while self.is_over:
+                await self._new.wait()
+
+
 class _OfInstance:
     """State that the ranks of one instance share: their events' address, and their time.
 
@@ -140,15 +171,17 @@ class _OfInstance:
         "_failed",
         "_now_s",
         "_told",
-        "_turn_s",
         "decoding",
+        "turn",
     )
 
     def __init__(
-        self, ask: Callable[[], Awaitable[dict[int, Source]]], now_s: Callable[[], float]
+        self,
+        ask: Callable[[], Awaitable[dict[int, Source]]],
+        now_s: Callable[[], float],
+        turn: _Turn,
     ) -> None:
-        self._ask, self._now_s = ask, now_s
-        self._turn_s = 0.0
+        self._ask, self._now_s, self.turn = ask, now_s, turn
         self._asking, self.decoding = asyncio.Lock(), asyncio.Lock()
         self._asked_s, self._at_s, self._debt_s = -math.inf, 0.0, 0.0
         self._told: Mapping[int, Source] = {}
@@ -175,12 +208,12 @@ class _OfInstance:
         now_s = self._now_s()
         paid_s = SHARE * (now_s - self._at_s)
         self._debt_s, self._at_s = max(0.0, self._debt_s - paid_s) + cost_s, now_s
-        self._turn_s += cost_s
+        self.turn.spend(cost_s)
 
     @property
     def has_to_rest(self) -> bool:
         """Whether the instance has taken its share, or other tasks wait for their turn."""
-        return self._turn_s >= TURN_S or self._debt_s > BURST_S
+        return self.turn.is_over or self._debt_s > BURST_S
 
     async def pay(self, cost_s: float) -> None:
         """Note CPU time; after much of it other tasks have their turn, or the instance rests."""
@@ -193,7 +226,7 @@ class _OfInstance:
         """Rest until the share allows for more, one turn of the loop at least; in `decoding`."""
         self.spend(0.0)
         await asyncio.sleep(max(0.0, self._debt_s - BURST_S) / SHARE)
-        self._turn_s = 0.0
+        await self.turn.next()
 
 
 def _again(failure: UpstreamFailure | SourcesError) -> UpstreamFailure | SourcesError:
@@ -208,7 +241,7 @@ class KvEvents:
         self._instances, self._options = instances, options
         self._published = instances.known.published
         self._clock = instances.clock
-        self._decoding = asyncio.Lock()
+        self._turn = _Turn()
         self._partial: LargestPays[Channel] = LargestPays(PARTIAL_BYTES)
 
     async def run(self) -> None:
@@ -244,7 +277,7 @@ class KvEvents:
         followed: dict[int, asyncio.Task[None]] = {}
         missed: Set[int] = set()
         fresh_s = pause_s = FRESH_PAUSES * PAUSE_S
-        of_instance = _OfInstance(lambda: self._sources(upstream), self._clock.now_s)
+        of_instance = _OfInstance(lambda: self._sources(upstream), self._clock.now_s, self._turn)
         async with asyncio.TaskGroup() as group:
             while True:
                 found: Set[int] | None = None
@@ -485,66 +518,65 @@ class KvEvents:
             self._instances.warn(name, _TOPIC, _TOO_MANY)
 
     async def _decoded(self, feed: _Feed, payload: bytes) -> Batch:
-        """A batch, a long one decoded in a thread; an instance that takes much has to rest.
+        """A batch, decoded in turns with other tasks; an instance that takes much has to rest.
 
         Raises BatchError.
         """
-        of_instance = feed.of_instance
+        of_instance, batch = feed.of_instance, Batch()
         async with of_instance.decoding:
-            if len(payload) < THREAD_BYTES:
-                batch, cost_s = _timed(payload)
-            else:
-                async with self._decoding:
-                    batch, cost_s = await asyncio.to_thread(_timed, payload)
-            cost_s *= LONG_COSTS if cost_s + BYTE_S * len(payload) > SHORT_S else 1
-            if isinstance(batch, Batch):
-                cost_s += MESSAGE_S + BLOCK_S * sum(map(_blocks, batch.events))
-            else:
-                cost_s += MALFORMED_S
-            of_instance.spend(cost_s)
+            try:
+                await _fill(batch, payload, of_instance)
+            except BatchError:
+                of_instance.spend(MALFORMED_S)
+                raise
+            of_instance.spend(MESSAGE_S + BLOCK_S * sum(map(_blocks, batch.events)))
             if of_instance.has_to_rest:
                 await of_instance.rest()
-        if isinstance(batch, str):
-            raise BatchError(batch)
         return batch
 
 
-def _timed(payload: bytes) -> tuple[Batch | str, float]:
-    """A batch, or what is wrong with it, and the CPU time that it took to know."""
-    begun_s = time.thread_time()
+async def _fill(batch: Batch, payload: bytes, of_instance: _OfInstance) -> None:
+    """Read a payload into a batch, step by step, and note what each takes; in `decoding`."""
+    since_s = time.thread_time()
     try:
-        found: Batch | str = decode(payload)
-    except BatchError as error:
-        found = str(error)  # without its frames, which hold the payload
-    return found, time.thread_time() - begun_s
+        for _ in read(payload, batch):
+            now_s = time.thread_time()
+            of_instance.spend(_price(now_s - since_s))
+            since_s = now_s
+            if of_instance.has_to_rest:
+                await of_instance.rest()
+                since_s = time.thread_time()
+    finally:
+        of_instance.spend(_price(time.thread_time() - since_s))
+
+
+def _price(step_s: float) -> float:
+    """What a step of decoding costs."""
+    return step_s * LONG_COSTS if step_s > SHORT_S else step_s
 
 
 async def _apply(feed: _Feed, batch: Batch) -> None:
-    """Take in a batch, in slices; a prompt's end that moves along counts as a block."""
-    blocks, done = feed.blocks, 0
+    """Take in a batch, in turns with other tasks."""
+    blocks, turn = feed.blocks, feed.of_instance.turn
+    since_s = time.thread_time()
     for event in batch.events:
-        before = blocks.chains.moves
         if isinstance(event, Stored):
             blocks.apply(event, _keys(blocks, event))
         else:
             if isinstance(event, Cleared):
                 feed.of_instance.spend(DROP_S * len(blocks))
             blocks.apply(event)
-        done += _work(event) + blocks.chains.moves - before
-        if done >= SLICE_BLOCKS:
-            done = 0
-            await asyncio.sleep(0)
+        now_s = time.thread_time()
+        turn.spend(now_s - since_s)
+        since_s = now_s
+        if turn.is_over:
+            await turn.next()
+            since_s = time.thread_time()
 
 
 def _blocks(event: CacheEvent) -> int:
     """Number of blocks of an event; at least one, since each takes time."""
     return 1 if isinstance(event, Cleared) else max(1, len(event.hashes))
-
-
-def _work(event: CacheEvent) -> int:
-    """The time that an event takes, in blocks."""
-    ids = event.ids if isinstance(event, Stored) else b""
-    return max(_blocks(event), len(ids) // WORK_BYTES)
 
 
 def _keys(blocks: PublishedBlocks, event: Stored) -> list[int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +15,7 @@ import aiohttp
 import orjson
 import pytest
 
-from proxy.core.kvcache.links import MOST_GROWING, Link
-from proxy.core.kvcache.published import PublishedBlocks, Stored
+from proxy.core.kvcache.published import Cleared, PublishedBlocks, Stored
 from proxy.core.kvcache.published_index import Ended
 from proxy.fleet import kv_events
 from proxy.net.kv_events.batches import Batch
@@ -506,36 +507,38 @@ async def test_an_engine_cannot_draw_requests_by_what_it_publishes(
         assert all(proxy.router.known.published.is_believed(other) for other in others)
 
 
-@pytest.mark.parametrize(("ids", "links", "turns"), [(1, 0, 0), (0, 400, 4), (65_520, 0, 8)])
-async def test_other_tasks_have_turns_between_events_that_take_long(
-    ids: int, links: int, turns: int
+async def test_costly_events_take_turns_with_other_tasks_and_with_each_other(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By their blocks, their token ids, and the prompts whose ends they move along."""
-    blocks, seen = PublishedBlocks(), 0
-    blocks.renew(is_whole=True)
-    blocks.apply(Stored([999], None, max(1, ids)))
-    for _ in range(links):
-        blocks.chains.keep(Link(999, 1, 1, 1_000), 999, 1)
-    names = [999, *range(8 if ids > 1 else 4 * kv_events.SLICE_BLOCKS // MOST_GROWING)]
-    events = [
-        Stored([name], names[at], max(1, ids), bytes(4 * ids)) for at, name in enumerate(names[1:])
-    ]
-
-    async def others() -> None:
-        nonlocal seen
-        while True:
-            seen += 1
-            await asyncio.sleep(0)
+    """By the CPU time that they take; no instance is behind for ever."""
+    spent = itertools.count()
+    monkeypatch.setattr(time, "thread_time", lambda: next(spent) * kv_events.TURN_S / 3)
+    order: list[str] = []
 
     async def unasked() -> dict[int, Source]:
         return {}
 
+    async def takes(name: str) -> None:
+        blocks = PublishedBlocks()
+        blocks.renew(is_whole=True)
+        feed = kv_events._Feed(blocks, kv_events._OfInstance(unasked, lambda: 0.0, turn))
+        for number in range(20):
+            await kv_events._apply(feed, Batch(0.0, [Stored([number], None, 16), Cleared()]))
+            order.append(name)
+
+    async def others() -> None:
+        while True:
+            order.append("other")
+            await asyncio.sleep(0)
+
+    turn = kv_events._Turn()
     beside = asyncio.create_task(others())
-    feed = kv_events._Feed(blocks, kv_events._OfInstance(unasked, lambda: 0.0))
-    await kv_events._apply(feed, Batch(0.0, list(events)))
+    await asyncio.gather(takes("a"), takes("b"), takes("c"))
     beside.cancel()
-    assert seen >= turns
-    assert blocks.chains.moves == len(events) * min(links, MOST_GROWING)
+    assert order.count("other") >= 20
+    for name in "abc":
+        at = [index for index, who in enumerate(order) if who == name]
+        assert at[9] < 2 * len(order) / 3, "each is half done before the last third"
 
 
 async def test_an_answer_is_no_longer_than_its_client_allowed(

@@ -12,7 +12,9 @@ from typing import Any
 from bench.measuring.processes import Child
 from tests.support.harness import until
 
-_COMMAND = (sys.executable, "-m", "proxy.cli", "--host", "127.0.0.1", "--port", "0")
+_SAFE = ["-P"] if sys.flags.safe_path else []
+"""Whoever was started without its folder on the path, as for what is compiled, starts it so too."""
+_COMMAND = (sys.executable, *_SAFE, "-m", "proxy.cli", "--host", "127.0.0.1", "--port", "0")
 START_S = 90.0
 _LISTENS = r"listening on (https?://\S+)\s"
 

@@ -10,8 +10,8 @@ vllm/distributed/kv_events.py of vLLM 0.11 to 0.33.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -56,8 +56,8 @@ class Batch:
     `other_tier`: events on tiers that are not the prefix cache; `unknown`: events of other types.
     """
 
-    t: float
-    events: list[CacheEvent]
+    t: float = 0.0
+    events: list[CacheEvent] = field(default_factory=list)
     other_tier: int = 0
     unknown: int = 0
 
@@ -117,25 +117,27 @@ _EXTRA = Decoder(Annotated[list[Raw], Meta(max_length=MOST_NAMES)])
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-def decode(payload: bytes) -> Batch:
-    """A batch's payload; raises BatchError.
+def read(payload: bytes, batch: Batch) -> Generator[None]:
+    """Read a payload into a batch, in steps; raises BatchError.
 
-    How many events, blocks and ids there are is known before any is made.
+    How many events, blocks and ids there are is known before any is made. A step is short, so that
+    other tasks can have a turn behind each.
     """
     try:
         told = _BATCH.decode(payload)
         if len(told.events) > 1 + len(payload) // LEAST_EVENT_BYTES:
             raise BatchError("its events are too short to be any")
         t = _value(told.t)
-        batch = Batch(float(t) if isinstance(t, int | float) else 0.0, [])
+        batch.t = float(t) if isinstance(t, int | float) else 0.0
+        yield
         for given in told.events:
-            _add(batch, given)
+            yield from _add(batch, given)
+            yield
     except _UNREADABLE as error:
         raise BatchError(f"no batch: [time, events, rank] is expected: {error}") from error
-    return batch
 
 
-def _add(batch: Batch, given: Raw) -> None:
+def _add(batch: Batch, given: Raw) -> Generator[None]:
     """Take in an event."""
     event = _event(given)
     kind = _text(_value(event.type))
@@ -144,10 +146,12 @@ def _add(batch: Batch, given: Raw) -> None:
     elif _value(event.medium) not in _GPU:
         batch.other_tier += 1
     elif kind == "BlockStored":
-        batch.events += _pieces(_stored(event))
+        yield from _store(batch, event)
     elif kind == "BlockRemoved":
-        names, group = _names(event), _group(event)
-        batch.events += [Removed(part, group) for part in _parts(names)]
+        group = _group(event)
+        for names in _parts(event):
+            batch.events.append(Removed(names, group))
+            yield
     else:
         batch.events.append(Cleared())
 
@@ -187,8 +191,11 @@ def _name(value: Any) -> int:
     raise BatchError("a block's hash is neither a number nor 8 bytes or more")
 
 
-def _names(event: _Event) -> list[int]:
-    return [_name(value) for value in _NAMES.decode(event.block_hashes)]
+def _parts(event: _Event) -> Generator[list[int]]:
+    """The names of its blocks, MOST_BLOCKS at a time; one empty list where it has none."""
+    told = _NAMES.decode(event.block_hashes)
+    for at in range(0, len(told) or 1, MOST_BLOCKS):
+        yield [_name(value) for value in told[at : at + MOST_BLOCKS]]
 
 
 def _group(event: _Event) -> int | None:
@@ -196,55 +203,41 @@ def _group(event: _Event) -> int | None:
     return group if isinstance(group, int) else None
 
 
-def _stored(event: _Event) -> Stored:
-    names, size = _names(event), _value(event.block_size)
+def _store(batch: Batch, event: _Event) -> Generator[None]:
+    """Take in stored blocks, as events of at most MOST_BLOCKS blocks each, in order."""
+    size, parent = _value(event.block_size), _value(event.parent_block_hash)
     if not isinstance(size, int) or not 1 <= size <= MOST_BLOCK_TOKENS:
         raise BatchError(f"block_size is not within 1 to {MOST_BLOCK_TOKENS}")
-    parent = _value(event.parent_block_hash)
+    parts: list[list[int]] = []
+    for names in _parts(event):
+        parts.append(names)
+        yield
+    before = None if parent is None else _name(parent)
     lora = _text(_value(event.lora_name))
-    plain, salt = _plain_blocks(event.extra_keys, lora, begins=parent is None)
-    return Stored(
-        names,
-        None if parent is None else _name(parent),
-        size,
-        _ids(event.token_ids, size, len(names))[: plain * size * ID_BYTES],
-        salt,
-        lora,
-        xxh3_64_intdigest(lora.encode()) if lora else 0,
-        _group(event),
-        is_full=_value(event.kv_cache_spec_kind) in _KEEPS_ALL,
-        session=_text(_value(event.session_id)),
-    )
-
-
-def _parts(names: list[int]) -> list[list[int]]:
-    return [names[at : at + MOST_BLOCKS] for at in range(0, len(names), MOST_BLOCKS)] or [[]]
-
-
-def _pieces(whole: Stored) -> list[Stored]:
-    """Split events to at most MOST_BLOCKS blocks each, in order."""
-    if len(whole.hashes) <= MOST_BLOCKS:
-        return [whole]
-    pieces: list[Stored] = []
-    parent, salt, ids, ids_bytes = whole.parent, whole.salt, whole.ids, 0
-    for names in _parts(whole.hashes):
-        end = ids_bytes + len(names) * whole.block_tokens * ID_BYTES
-        pieces.append(
+    plain, salt = yield from _plain_blocks(event.extra_keys, lora, begins=before is None)
+    ids = _ids(event.token_ids, size, sum(map(len, parts)))[: plain * size * ID_BYTES]
+    yield
+    mark, group = xxh3_64_intdigest(lora.encode()) if lora else 0, _group(event)
+    is_full = _value(event.kv_cache_spec_kind) in _KEEPS_ALL
+    session, at = _text(_value(event.session_id)), 0
+    for names in parts:
+        end = at + len(names) * size * ID_BYTES
+        some = ids[at:end]
+        batch.events.append(
             Stored(
                 names,
-                parent,
-                whole.block_tokens,
-                ids[ids_bytes:end],
+                before,
+                size,
+                some,
                 salt,
-                whole.lora,
-                whole.mark,
-                whole.group,
-                is_full=whole.is_full,
-                session=whole.session,
+                lora,
+                mark,
+                group,
+                is_full=is_full,
+                session=session,
             )
         )
-        parent, salt, ids_bytes = names[-1], "", end
-    return pieces
+        before, salt, at = names[-1] if names else before, "", end
 
 
 def _ids(given: Raw, size: int, blocks: int) -> bytes:
@@ -256,7 +249,7 @@ def _ids(given: Raw, size: int, blocks: int) -> bytes:
         return b""
 
 
-def _plain_blocks(extra: Raw, lora: str, *, begins: bool) -> tuple[int, str]:
+def _plain_blocks(extra: Raw, lora: str, *, begins: bool) -> Generator[None, None, tuple[int, str]]:
     """Number of leading blocks that depend only on ids, adapter and salt; and the salt.
 
     `extra`: per block what else its hash depends on: the adapter's name, places of images or
@@ -268,6 +261,8 @@ def _plain_blocks(extra: Raw, lora: str, *, begins: bool) -> tuple[int, str]:
         return MOST_BLOCK_TOKENS, ""
     salt = ""
     for at, raw in enumerate(told):
+        if not at % MOST_BLOCKS:
+            yield
         if len(memoryview(raw)) > _VALUE_BYTES:
             return at, salt
         keys = _value(raw)

@@ -125,7 +125,7 @@ async def test_an_instance_rests_for_all_of_its_ranks(monkeypatch: pytest.Monkey
     async def sleep(delay_s: float) -> None:
         now_s[0] += delay_s
 
-    of_instance = kv_events._OfInstance(nothing_to_ask, lambda: now_s[0])
+    of_instance = kv_events._OfInstance(nothing_to_ask, lambda: now_s[0], kv_events._Turn())
     monkeypatch.setattr(asyncio, "sleep", sleep)
     one_s, payments = 0.0003, 20_000
 
@@ -145,7 +145,9 @@ async def test_an_instance_rests_for_all_of_its_ranks(monkeypatch: pytest.Monkey
 async def test_dropped_blocks_are_paid_for(spent: list[float]) -> None:
     """A message of a few bytes may empty a set of a million."""
     blocks = PublishedBlocks()
-    feed = kv_events._Feed(blocks, kv_events._OfInstance(nothing_to_ask, lambda: 0.0))
+    feed = kv_events._Feed(
+        blocks, kv_events._OfInstance(nothing_to_ask, lambda: 0.0, kv_events._Turn())
+    )
 
     async def clear() -> None:
         await kv_events._apply(feed, Batch(0.0, [Cleared()]))

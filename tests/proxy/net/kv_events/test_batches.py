@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.kvcache.published import Cleared, Removed, Stored
-from proxy.net.kv_events.batches import MOST_BLOCKS, Batch, BatchError, decode
+from proxy.net.kv_events.batches import MOST_BLOCKS, Batch, BatchError, read
 
 IDS = list(range(100, 108))
 STORED: dict[str, Any] = {
@@ -26,6 +26,13 @@ STORED: dict[str, Any] = {
     "medium": "GPU",
     "lora_name": None,
 }
+
+
+def decode(payload: bytes) -> Batch:
+    found = Batch()
+    for _ in read(payload, found):
+        pass
+    return found
 
 
 def batch(*events: Any) -> Batch:
