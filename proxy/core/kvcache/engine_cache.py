@@ -33,6 +33,7 @@ RUNS_PRICED: Final = 16
 OWNERS: Final = 1 << 12
 """An age is the number of a use times this, plus its owner: a tenant's number. So the owner takes
 no memory of its own, and ages have the order of uses."""
+NOT_TRIMMED: Final = -1
 NOBODYS: Final = 0
 """The owner of what several tenants have used, or who is not known."""
 
@@ -285,7 +286,8 @@ class EngineCache:
     tokens of so many answers, `found_count`. `reserved_blocks`: on their way. `full_ratio`: None
     when it is to be computed again. `holds`: by their age. `computing`: the first missing block of
     each prompt on its way, and how many there are; `computing_blocks`: of all of them. `sessions`:
-    how many live there.
+    how many live there. `trimmed`: blocks of this age or older are gone, as far as they are not in
+    use; NOT_TRIMMED once the index has none of them.
     """
 
     __slots__ = (
@@ -311,6 +313,7 @@ class EngineCache:
         "right",
         "runs",
         "sessions",
+        "trimmed",
         "witnesses",
     )
 
@@ -336,6 +339,7 @@ class EngineCache:
         self.computing: dict[object, tuple[int, int]] = {}
         self.computing_blocks = 0
         self.sessions = 0
+        self.trimmed = NOT_TRIMMED
 
     def serves(self, tenant: str) -> None:
         """Note whose prompt is computed there; an empty name where that is not known."""

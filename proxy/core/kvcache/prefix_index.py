@@ -32,16 +32,24 @@ from itertools import repeat
 from operator import or_
 from typing import Final
 
-from proxy.core.kvcache.engine_cache import NOBODYS, OWNERS, EngineCache, Hold, Runs, owner_of
+from proxy.core.kvcache.engine_cache import (
+    NOBODYS,
+    NOT_TRIMMED,
+    OWNERS,
+    EngineCache,
+    Hold,
+    Runs,
+    owner_of,
+)
 
 BYTES_PER_BLOCK: Final = 750
 """Most memory of one block on one instance, measured by test_prefix_index.py when compiled
 (interpreted: 600). The worst case is a prompt of one block just after the tables grew. Of long
 prompts a block takes less than half."""
 GROUPS_MAX: Final = 256
-SWEPT: Final = 4096
-"""Blocks of lost caches that are taken out of the masks at once: a ms. The others follow with each
-prompt that is noted."""
+SWEPT: Final = 8192
+"""Blocks that are taken out of the masks at once, which takes up to 3 ms. The others follow with
+each prompt that is noted."""
 
 
 class PrefixIndex:
@@ -318,24 +326,36 @@ class PrefixIndex:
         return sum(len(sharing) for cache in caches for sharing in cache.holds.values())
 
     def trim(self, cache: EngineCache, age: int) -> None:
-        """Drop every block of a cache that was last used at `age` or earlier."""
-        while (oldest := cache.runs.oldest) is not None and oldest <= age:
-            if not self._spare(cache, oldest):
-                self._evict(cache, cache.blocks)
+        """Drop every block of a cache that was last used at `age` or earlier, some of them later.
+
+        SWEPT are dropped at once, and so many with each prompt that is noted there.
+        """
+        cache.trimmed = max(cache.trimmed, age)
+        self._trim(cache)
         cache.full_ratio = None
 
-    def trim_of(self, cache: EngineCache, tenant: str, age: int) -> None:
-        """`trim` of those blocks that this tenant alone has used."""
-        runs, owner = cache.runs, self._owner(tenant)
-        while (oldest := runs.oldest_of(owner)) is not None and oldest <= age:
+    def _trim(self, cache: EngineCache) -> None:
+        runs, left = cache.runs, SWEPT
+        while (oldest := runs.oldest) is not None and oldest <= cache.trimmed:
+            if left <= 0:
+                return
             if not self._spare(cache, oldest):
-                self._unmark(cache.bit, runs.pop_of(oldest, runs.size))
+                left -= self._evict(cache, left)
+        cache.trimmed = NOT_TRIMMED
+
+    def trim_of(self, cache: EngineCache, tenant: str, age: int) -> None:
+        """Drop those blocks of `age` or earlier that this tenant alone has used, SWEPT at most."""
+        runs, owner, left = cache.runs, self._owner(tenant), SWEPT
+        while left > 0 and (oldest := runs.oldest_of(owner)) is not None and oldest <= age:
+            if not self._spare(cache, oldest):
+                blocks = runs.pop_of(oldest, left)
+                self._unmark(cache.bit, blocks)
+                left -= len(blocks)
         cache.full_ratio = None
 
     def empty(self, cache: EngineCache) -> None:
         """Drop every block of a cache that no running prompt holds: its engine has emptied it."""
-        self._evict_to(cache, 0)
-        cache.full_ratio = None
+        self.trim(cache, (self._uses + 1) * OWNERS - 1)
 
     def _spare(self, cache: EngineCache, oldest: int | None) -> bool:
         """If the next run to be evicted is held, make it and its prefix the most recently used."""
@@ -411,9 +431,12 @@ class PrefixIndex:
         cache.full_ratio = None
         if not cache.bit:
             return
+        if cache.trimmed != NOT_TRIMMED:
+            self._trim(cache)
         limit = self.capacity(cache)
         if limit is not None:
-            self._evict_to(cache, limit - cache.reserved_blocks)
+            # A size that has shrunk may leave much over: the rest goes with the next prompts.
+            self._evict_to(cache, max(limit - cache.reserved_blocks, cache.runs.size - SWEPT))
         if self._lost:
             self._sweep(self._total - self._max_total)
         while self._total > self._max_total:

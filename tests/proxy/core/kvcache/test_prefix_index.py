@@ -303,6 +303,28 @@ def test_trim_goes_by_the_last_use(at: Caches) -> None:
     ix.trim(at["b"], age)
 
 
+@pytest.mark.parametrize("how", ["limit", "trim", "empty"])
+def test_what_an_engine_says_takes_many_blocks_piece_by_piece(at: Caches, how: str) -> None:
+    """It may say again and again that its cache is small, or has nothing of what it had."""
+    ix, a, prompt = PrefixIndex(1 << 30), at["a"], range(100, 100 + 5 * SWEPT // 2)
+    age = ix.insert(a, prompt)
+    held, _hold = [7, 8, 9], ix.insert_held(a, [7, 8, 9], 0)
+    if how == "limit":
+        ix.limit(a, 10)
+    elif how == "trim":
+        ix.trim(a, age)
+    else:
+        ix.empty(a)
+    sizes = [a.blocks]
+    for number in range(3):
+        ix.insert(a, [50 + number])
+        sizes.append(a.blocks)
+    assert sizes[0] == 5 * SWEPT // 2 + 3 - SWEPT, "what the loop bears"
+    assert sizes[1] == sizes[0] + 1 - SWEPT
+    assert sizes[-1] == a.blocks == ix.total_blocks <= 10
+    assert (ix.held(a, prompt), ix.held(a, held)) == (max(0, 10 - 6) if how == "limit" else 0, 3)
+
+
 @pytest.mark.long
 @given(
     st.lists(st.tuples(names, prompts, st.booleans(), st.integers(0, 8)), max_size=30),
