@@ -79,7 +79,9 @@ class Instances:
         self._served: dict[str, frozenset[str]] = {}
         """The models of each instance; if it has none of them any more, those that it had."""
         self._fleet_text, self._fleet_since_s = _FINE, 0.0
-        self._suspects = Throttle()
+        self._suspects, self._lines = Throttle(), Throttle()
+        self._said: dict[str, dict[str, str]] = {}
+        """The warnings that were logged last, as `warnings` has them."""
 
     def get(self, name: str) -> Upstream | None:
         """An instance's connections; None if it is not known."""
@@ -122,6 +124,7 @@ class Instances:
         self.specs.pop(name, None)
         self.reports.pop(name, None)
         self.warnings.pop(name, None)
+        self._said.pop(name, None)
         self._served.pop(name, None)
         if self._cards.pop(name, None) is not None:
             self._compare_cards()
@@ -160,17 +163,27 @@ class Instances:
     def warn(self, name: str, topic: str, text: str | None) -> None:
         """Log and show what an operator should know of an instance; None: it is over.
 
-        Of a topic the same text is logged once.
+        Of a topic the same text is logged once. Of one that comes and goes, or changes, a line is
+        logged now and then: what was not said is, by a later call that says the same.
         """
         if name not in self.by_name:
             return  # it was removed meanwhile
-        told = self.warnings.setdefault(name, {})
+        told, said = self.warnings.setdefault(name, {}), self._said.setdefault(name, {})
         if text is None:
-            if told.pop(topic, None) is not None:
-                _log.info("instance %s: %s: in order again", name, topic)
-        elif told.get(topic) != text:
+            told.pop(topic, None)
+        else:
             told[topic] = text
-            _log.warning("instance %s: %s", name, text)
+        if said.get(topic) == text:
+            return
+        unsaid = self._lines.turn((name, topic, text is None), self.clock.now_s())
+        if unsaid is None:
+            return
+        if text is None:
+            del said[topic]
+            _log.info("instance %s: %s: in order again%s", name, topic, more(unsaid))
+        else:
+            said[topic] = text
+            _log.warning("instance %s: %s%s", name, text, more(unsaid))
 
     def note_models(self, name: str, models: Collection[str], wanted: str | None) -> None:
         """Warn where an instance serves other models than it did, or than the options name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -180,6 +181,31 @@ async def test_a_clients_own_request_is_refused(tmp_path: Path, engines: int) ->
         assert not trials
         warnings = proxy.server.state.instances.warnings
         await until(lambda: not any(warnings.get(name) for name in names), "nor is one warned of")
+
+
+async def test_a_warning_that_comes_and_goes_is_a_line_now_and_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that is in order by turns fills no log; what stays is said at last."""
+    async with fleet(tmp_path, says(GOOD)) as (proxy, _):
+        instances, now_s = proxy.server.state.instances, [1000.0]
+        instances, now_s = proxy.server.state.instances, [1e9]
+        monkeypatch.setattr(instances.clock, "now_s", lambda: now_s[0])
+
+        def lines() -> list[str]:
+            return [text for text in caplog.messages if "odd" in text]
+
+        caplog.set_level(logging.INFO)
+        for number in range(100):
+            instances.warn("e0", "odd", "it is odd" if number % 2 == 0 else None)
+        assert lines() == ["instance e0: it is odd", "instance e0: odd: in order again"]
+        instances.warn("e0", "odd", "it is odd")
+        assert instances.warnings["e0"] == {"odd": "it is odd"}, "shown at once"
+        now_s[0] += 11
+        instances.warn("e0", "odd", "it is odd")
+        assert lines()[2:] == ["instance e0: it is odd; 50 more since the last line"]
+        instances.warn("e0", "odd", "it is odd")
+        assert len(lines()) == 3
 
 
 async def test_the_list_of_models_is_refused(tmp_path: Path) -> None:
