@@ -19,6 +19,10 @@ COMMANDS = {
         "analysis.league.league",
         "compare published routing rules on one trace, in virtual time",
     ),
+    "overload": (
+        "analysis.league.overload",
+        "offer a fleet more than it can carry, in virtual time, with clients that come again",
+    ),
     "elastic": (
         "analysis.elastic.cli",
         "compare offload rules on sessions in a closed loop: the founding experiment",

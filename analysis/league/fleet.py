@@ -8,7 +8,14 @@ from typing import Any
 
 from replayer.engine.costs import StepCost
 from replayer.engine.types import EngineOptions
-from replayer.virtual.requests import ONE_REPLICA, HeatOptions, Loss, ReplicaOptions, WayNoise
+from replayer.virtual.requests import (
+    ONE_REPLICA,
+    HeatOptions,
+    Loss,
+    ReplicaOptions,
+    Retry,
+    WayNoise,
+)
 
 ABORT_TIMEOUT_S = 60.0
 """VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as docs/deploy advises; vLLM's default pins KV for 480 s."""
@@ -21,7 +28,7 @@ class EngineFleet:
 
     `longest_tokens`: tokens of the trace's longest request, the least KV of an engine. `way`,
     `joins_s`, `reports_kv`, `losses`, `migration_limit`, `heat`,
-    `replicas`: see `VirtualOptions`.
+    `replicas`, `retry`: see `VirtualOptions`.
     """
 
     engines: tuple[EngineOptions, ...]
@@ -36,6 +43,7 @@ class EngineFleet:
     migration_limit: int = 0
     heat: HeatOptions | None = None
     replicas: ReplicaOptions = ONE_REPLICA
+    retry: Retry = field(default_factory=Retry)
 
     @property
     def kv_tokens(self) -> int:

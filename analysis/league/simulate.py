@@ -121,6 +121,7 @@ def setting(
         migration_limit=fleet.migration_limit,
         heat=fleet.heat,
         replicas=fleet.replicas,
+        retry=fleet.retry,
     )
     return config, options
 

@@ -557,10 +557,11 @@ class VirtualFleet:
     def _rejected(self, live: LiveRequest, reject: Reject, now_s: float) -> None:
         live.row.rejects += 1
         self._left_service(live)
-        if self.options.retry_rejects:
-            self._at(now_s + reject.retry_after_s, Kind.ARRIVAL, live)
-        else:
+        after_s = self.options.retry.after_s(live.row, reject.retry_after_s)
+        if after_s is None:
             self._end(live, "rejected", now_s)
+        else:
+            self._at(now_s + after_s, Kind.ARRIVAL, live)
 
     def _left_service(self, live: LiveRequest) -> None:
         live.front.budget.active -= live.is_in_service

@@ -50,6 +50,27 @@ class WayNoise:
 
 
 @dataclass(frozen=True, slots=True)
+class Retry:
+    """How a client comes again that was refused: at most `most` times, None for without end.
+
+    It does as Retry-After says. Or it has a pause of its own: `pause_s` in the mean, from half of
+    it to one and a half, drawn by a hash of the request and the number of its refusals.
+    """
+
+    most: int | None = None
+    pause_s: float | None = None
+
+    def after_s(self, row: VirtualRow, told_s: float) -> float | None:
+        """Seconds until a request comes again that was just refused; None where it does not."""
+        if self.most is not None and row.rejects > self.most:
+            return None
+        if self.pause_s is None:
+            return told_s
+        drawn = xxhash.xxh3_64_intdigest(f"{row.index} {row.rejects} {row.session_id}".encode())
+        return self.pause_s * (0.5 + drawn / 2**64)
+
+
+@dataclass(frozen=True, slots=True)
 class Loss:
     """An engine that dies: its number, and when it is there again, with nothing cached."""
 
@@ -111,8 +132,8 @@ class VirtualOptions:
     scrape_interval_s: float = 2.0
     estimate_factor: float = 1.0
     """The proxy's count of prompt tokens over the engine's."""
-    retry_rejects: bool = True
-    """A Reject is retried after its Retry-After; otherwise it is a failure."""
+    retry: Retry = field(default_factory=Retry)
+    """How clients come again."""
     until_s: float = math.inf
     """Cuts the run: a request that has not ended has no `end_s`, a request that has not begun has
     no row."""

@@ -285,7 +285,7 @@ class ScaledFleet(VirtualFleet):
         super()._arrive(index, now_s)
 
     def _rejected(self, live: LiveRequest, reject: Reject, now_s: float) -> None:
-        self._told.offered += self.options.retry_rejects
+        self._told.offered += self.options.retry.most != 0
         super()._rejected(live, reject, now_s)
 
     def _end(self, live: LiveRequest, outcome: str, now_s: float) -> None:

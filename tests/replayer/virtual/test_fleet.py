@@ -16,7 +16,7 @@ from replayer.engine.types import EngineOptions, FirstToken, Job
 from replayer.virtual.arrivals import Planned
 from replayer.virtual.fleet import simulate
 from replayer.virtual.load import TraceTurn
-from replayer.virtual.requests import VirtualOptions, VirtualRun, WayNoise
+from replayer.virtual.requests import Retry, VirtualOptions, VirtualRun, WayNoise
 
 BLOCK = 512
 ENGINE = EngineOptions(block_size=BLOCK, num_blocks=1000, max_model_len=1000 * BLOCK)
@@ -179,7 +179,7 @@ BUSY = Thresholds(active_prefill_tokens_threshold=1)
 def test_a_rejected_request_comes_back_after_retry_after(again: bool, outcome: str) -> None:
     planned = [_planned("a", 40), _planned("b", 40, 0.1)]
     router = _router(thresholds=BUSY)
-    options = _options(1, retry_rejects=again, queue=QueueLimits(0, 0, 0.0))
+    options = _options(1, retry=Retry(None if again else 0), queue=QueueLimits(0, 0, 0.0))
     second = _run(planned, router, options).rows[1]
     assert second.outcome == outcome
     assert second.rejects == 1 if not again else second.rejects >= 1

@@ -1,0 +1,338 @@
+"""Offered load beyond what a fleet can carry, in virtual time: what is still served well.
+
+A rule is a policy of the league, alone or with busy thresholds: `cost+0.7/5000` refuses where an
+instance has 70 % of its KV in use, or 5,000 tokens of prefills. Clients that are refused come again
+in one of four ways. A row's goodput counts the requests that keep the SLO, per second of the
+horizon in which they were due. It holds where it stays at its best: `held_ratio` is the goodput
+over the most that the same rule has at any of the loads.
+
+The loop is open as far as sessions let it: a session's next turn waits for the one before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+from analysis.bench.finished import of_virtual, times
+from analysis.bench.options import UNSET, flag, named, numbers
+from analysis.bench.progress import Steps
+from analysis.bench.runner import Experiment, Result, rows_of, workers
+from analysis.bench.tables import number, say, table
+from analysis.league.fleet import EngineFleet, Scale
+from analysis.league.profiles import PROFILES
+from analysis.league.scale import Bench, fits, given_scale
+from analysis.league.simulate import WARM_UP_RATIO, run_rival
+from analysis.measures import grouped
+from analysis.rivals.registry import RIVALS, Rival
+from proxy.core.types import Thresholds
+from replayer.arguments import InputError, count, names, not_negative, positive, positive_count
+from replayer.virtual.arrivals import LoadRules, Planned, plan
+from replayer.virtual.load import Source
+from replayer.virtual.requests import Retry, VirtualRow, VirtualRun
+
+CLIENTS: Mapping[str, Retry] = {
+    "patient": Retry(),
+    "sdk": Retry(most=2),
+    "hasty": Retry(pause_s=0.5),
+    "gone": Retry(most=0),
+}
+"""Clients that are refused: come again as Retry-After says; the same, twice at most; come again
+after half a second whatever is said; do not come again."""
+USUAL_RULES = (
+    "cost",
+    "cost+0.7/5000",
+    "cost+0.95/20000",
+    "threshold",
+    "cache-aware",
+    "session-sticky",
+)
+"""The default, with the founding thresholds for latency and for throughput, and others' rules."""
+FULL = 1.5
+"""From this load on a fleet is taken to be offered more than it can carry."""
+
+
+class OverloadError(InputError):
+    """The experiment cannot be run as asked; the text is one line for the user."""
+
+
+def rule(text: str) -> tuple[str, Thresholds]:
+    """Read POLICY or POLICY+BLOCKS/TOKENS, where either threshold may be `-`."""
+    policy, plus, given = text.partition("+")
+    if policy not in RIVALS:
+        raise argparse.ArgumentTypeError(f"{policy!r} is no policy: {', '.join(RIVALS)}")
+    if not plus:
+        return policy, Thresholds()
+    blocks, slash, tokens = given.partition("/")
+    try:
+        if not slash:
+            raise ValueError
+        found = Thresholds(
+            active_decode_blocks_threshold=None if blocks == "-" else float(blocks),
+            active_prefill_tokens_threshold=None if tokens == "-" else int(tokens),
+        )
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: must be POLICY+BLOCKS/TOKENS, as {USUAL_RULES[1]}; either may be -"
+        ) from None
+    ratio, most = found.active_decode_blocks_threshold, found.active_prefill_tokens_threshold
+    if not (ratio is None or 0.0 <= ratio <= 1.0) or not (most is None or most >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r}: BLOCKS must be 0 to 1, TOKENS 0 or more")
+    return policy, found
+
+
+def _rules(text: str) -> tuple[str, ...]:
+    found = names(text)
+    for one in found:
+        rule(one)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadOptions:
+    """The options; times in virtual seconds. `horizon_s` None: by the trace."""
+
+    trace: Path = flag(Path, "trace file, as for replay", name="")
+    profile: str = flag(str, f"engines and network: {', '.join(PROFILES)}", "h100")
+    instances: int = flag(positive_count, "engines", 8)
+    loads: tuple[float, ...] = flag(
+        numbers,
+        "loads, as parts of the saturation rate, comma separated",
+        (0.8, 1.0, 1.5, 2.0, 5.0),
+        name="load",
+    )
+    rules: tuple[str, ...] = flag(
+        _rules, "POLICY or POLICY+BLOCKS/TOKENS, comma separated", USUAL_RULES
+    )
+    clients: tuple[str, ...] = flag(
+        names, f"who is refused: {', '.join(CLIENTS)}", ("patient", "hasty")
+    )
+    seeds: int = flag(positive_count, "runs of each cell", 1)
+    first_seed: int = flag(count, "lowest of the seeds, which are consecutive", 0)
+    given: Scale | None = flag(
+        given_scale,
+        "RATE:KV: load 1.0 and KV tokens per engine (default: searched for)",
+        None,
+        name="scale",
+        shown=UNSET,
+    )
+    horizon_s: float | None = flag(
+        positive, "virtual seconds of load (default: by the trace)", None, shown=UNSET
+    )
+    think_cap_s: float = flag(not_negative, "longest pause between two turns, seconds", 60.0)
+    timeout_s: float = flag(positive, "seconds to the first token after which clients leave", 60.0)
+    jobs: int = flag(positive_count, "worker processes", 1, shown=os.cpu_count() or 1)
+    json: Path | None = flag(Path, "file for all rows", None)
+
+    def check(self) -> None:
+        """Raise OverloadError for an unknown name."""
+        named("clients", self.clients, CLIENTS, OverloadError)
+        named("profile", (self.profile,), PROFILES, OverloadError)
+
+    def load(self) -> Source:
+        """Read the trace, as far as a fleet can serve it at all."""
+        kv_tokens = None if self.given is None else self.given.kv_tokens
+        return PROFILES[self.profile].read(self.trace, self.timeout_s, kv_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row to compute."""
+
+    rule: str
+    clients: str
+    load: float
+    rules: LoadRules
+    fleet: EngineFleet
+
+
+def run_task(source: Source, task: Task) -> dict[str, Any]:
+    """Simulate a task and return its row."""
+    policy, thresholds = rule(task.rule)
+    rival = RIVALS[policy]
+    with_thresholds = Rival(rival.source, rival.make, {**rival.options, "thresholds": thresholds})
+    fleet = replace(task.fleet, retry=CLIENTS[task.clients])
+    planned = plan(source, task.rules)
+    run = run_rival(with_thresholds, planned, fleet, source.block_tokens)
+    told = {"rule": task.rule, "clients": task.clients, "load": task.load, "seed": task.rules.seed}
+    return {**told, **figures(run, planned, task.rules)}
+
+
+def figures(run: VirtualRun, planned: Sequence[Planned], rules: LoadRules) -> dict[str, Any]:
+    """Compute a row's figures over the requests that are due after the warm-up; times in seconds.
+
+    `refusals`: how often one was refused, each try counts. `unserved`: were refused or timed out in
+    the end. `late`: were served, and missed the SLO. `streak`: the most refusals in a row that a
+    session had.
+    """
+    warm_s = WARM_UP_RATIO * rules.horizon_s
+    rows = [row for row, one in zip(run.rows, planned, strict=True) if one.due_s >= warm_s]
+    judged = [of_virtual(row, rules.slo) for row in rows]
+    good = sum(bool(one.keeps_slo) for one in judged)
+    unserved = sum(not one.ok for one in judged)
+    return {
+        "requests": len(rows),
+        "goodput_per_s": good / (rules.horizon_s - warm_s),
+        "goodput_ratio": good / max(1, len(rows)),
+        "late_ratio": (len(rows) - good - unserved) / max(1, len(rows)),
+        "unserved_ratio": unserved / max(1, len(rows)),
+        "refusals": sum(row.rejects for row in rows),
+        "streak": longest_streak(rows),
+        "ttft_s": times(judged, "ttft_s", "p50", "p90", answered=True),
+        "tpot_s": times(judged, "tpot_s", "p50", "p90", answered=True),
+        "drift": run.drift,
+    }
+
+
+def longest_streak(rows: Sequence[VirtualRow]) -> int:
+    """Return the most refusals in a row that any session had, over all its requests."""
+    streaks: dict[str, int] = {}
+    longest = 0
+    for row in sorted(rows, key=lambda one: one.arrival_s):
+        streak = streaks.get(row.session_id, 0) + row.rejects
+        longest = max(longest, streak)
+        streaks[row.session_id] = 0 if row.outcome == "ok" else streak
+    return longest
+
+
+def run_overload(
+    options: OverloadOptions, steps: Callable[[int, int], None], tell: Callable[[str], None]
+) -> tuple[Scale, list[dict[str, Any]]]:
+    """Find the scale, then compute every row; `tell` is told what is done without rows."""
+    options.check()
+    source = options.load()
+    profile = PROFILES[options.profile]
+    rules = LoadRules(1.0, options.horizon_s or 0.0, think_cap_s=options.think_cap_s)
+    bench = Bench(source, options.instances, rules, options.timeout_s, profile)
+    if options.horizon_s is None:
+        rules = replace(rules, horizon_s=bench.usual_horizon_s())
+        bench = replace(bench, rules=rules)
+    scale = options.given
+    if scale is None:
+        tell(f"looking for the load that {options.instances} engines take")
+        scale = fits(bench)
+    tell(f"load 1.0 is {scale.rate:.3g} session starts per second; {rules.horizon_s:.3g} s each")
+    fleet = profile.fleet(source, options.instances, scale.kv_tokens, options.timeout_s)
+    tasks = list(_tasks(options, scale, rules, fleet))
+    with workers(options.jobs, OverloadOptions.load, options, source) as compute:
+        return scale, rows_of(compute(run_task, tasks), len(tasks), steps)
+
+
+def _tasks(
+    options: OverloadOptions, scale: Scale, rules: LoadRules, fleet: EngineFleet
+) -> Iterator[Task]:
+    for clients in options.clients:
+        for load in options.loads:
+            for seed in range(options.first_seed, options.first_seed + options.seeds):
+                offered = replace(rules, rate=load * scale.rate, seed=seed)
+                for one in options.rules:
+                    yield Task(one, clients, load, offered, fleet)
+
+
+MEANS = ("goodput_per_s", "goodput_ratio", "late_ratio", "unserved_ratio", "refusals")
+
+
+def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per rule, clients and load: means over seeds, and the worst streak."""
+    found: list[dict[str, Any]] = []
+    for key, part in grouped(rows, lambda row: (row["clients"], row["rule"], row["load"])).items():
+        means = {name: fmean([row[name] for row in part]) for name in MEANS}
+        tails = {name: _mean([row[name]["p90"] for row in part]) for name in ("ttft_s", "tpot_s")}
+        told = dict(zip(("clients", "rule", "load"), key, strict=True))
+        streak = max(row["streak"] for row in part)
+        found.append({**told, **means, "p90": tails, "streak": streak})
+    best: dict[tuple[str, str], float] = {}
+    for row in found:
+        whose = row["clients"], row["rule"]
+        best[whose] = max(best.get(whose, 0.0), row["goodput_per_s"])
+    for row in found:
+        most = best[row["clients"], row["rule"]]
+        row["held_ratio"] = row["goodput_per_s"] / most if most else 0.0
+    return found
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [one for one in values if one is not None]
+    return fmean(known) if known else None
+
+
+def sentences(summary: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say per kind of clients what the first rule keeps past saturation, and who keeps most."""
+    said = []
+    for clients, part in grouped(summary, lambda row: row["clients"]).items():
+        over = [row for row in part if row["load"] >= FULL]
+        if not over:
+            continue
+        first = part[0]["rule"]
+        own = min([row for row in over if row["rule"] == first], key=lambda row: row["held_ratio"])
+        beside = [row for row in over if row["load"] == own["load"]]
+        most = max(beside, key=lambda row: row["goodput_per_s"])
+        said.append(
+            f"{clients} clients: at load {own['load']:g} {first} keeps {own['held_ratio']:.0%} of "
+            f"its best goodput, {own['goodput_per_s']:.3g} a second; "
+            f"{most['rule']} has most, {most['goodput_per_s']:.3g}"
+        )
+    return said
+
+
+COLUMNS = (
+    "clients",
+    "rule",
+    "load",
+    "good/s",
+    "held %",
+    "good %",
+    "late %",
+    "unserved %",
+    "refusals",
+    "streak",
+    "TTFT p90 s",
+    "TPOT p90 ms",
+)
+
+
+def print_overload(summary: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print a line per rule, clients and load."""
+    made = table("past saturation", COLUMNS, left=2)
+    for row in summary:
+        made.add_row(
+            row["clients"],
+            row["rule"],
+            f"{row['load']:g}",
+            number(row["goodput_per_s"], 2),
+            *[number(row[name], 0, 100.0) for name in ("held_ratio", *MEANS[1:4])],
+            number(row["refusals"], 0),
+            str(row["streak"]),
+            number(row["p90"]["ttft_s"], 2),
+            number(row["p90"]["tpot_s"], 0, 1e3),
+        )
+    console.print(made)
+
+
+def _perform(options: OverloadOptions, console: Console) -> Result:
+    steps = Steps("overload")
+    scale, rows = run_overload(options, steps, steps.say)
+    summary = summarise(rows)
+    print_overload(summary, console)
+    say(console, "TTFT and TPOT are those of answered requests, refusals and waits included.")
+    document = {
+        "trace": options.trace.name,
+        "profile": options.profile,
+        "instances": options.instances,
+        "saturation_rate": scale.rate,
+        "kv_tokens_per_engine": round(scale.kv_tokens),
+        "timeout_s": options.timeout_s,
+        "rows": rows,
+    }
+    return Result(document, sentences(summary))
+
+
+OVERLOAD = Experiment(OverloadOptions, _perform)
+declare, run = OVERLOAD.declare, OVERLOAD.run
