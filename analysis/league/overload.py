@@ -1,10 +1,11 @@
 """Offered load beyond what a fleet can carry, in virtual time: what is still served well.
 
-A rule is a policy of the league, alone or with busy thresholds: `cost+0.7/5000` refuses where an
-instance has 70 % of its KV in use, or 5,000 tokens of prefills. Clients that are refused come again
-in one of four ways. A row's goodput counts the requests that keep the SLO, per second of the
-horizon in which they were due. It holds where it stays at its best: `held_ratio` is the goodput
-over the most that the same rule has at any of the loads.
+A rule is a policy of the league, alone, with busy thresholds, or with `--late refuse`:
+`cost+0.7/5000` refuses where an instance has 70 % of its KV in use, or 5,000 tokens of prefills.
+Clients that are refused come again in one of four ways. Goodput is of answers that ended between
+the warm-up and the horizon, per second, and kept the SLO. Their TTFT counts from the try that was
+served, as a proxy sees it: who was refused and told when to come again is not late. It holds where
+it stays at its best: `held_ratio` is the goodput over the most that the rule has at any load.
 
 The loop is open as far as sessions let it: a session's next turn waits for the one before.
 """
@@ -36,7 +37,7 @@ from proxy.core.types import Thresholds
 from replayer.arguments import InputError, count, names, not_negative, positive, positive_count
 from replayer.virtual.arrivals import LoadRules, Planned, plan
 from replayer.virtual.load import Source
-from replayer.virtual.requests import Retry, VirtualRow, VirtualRun
+from replayer.virtual.requests import Retry, VirtualRow, VirtualRun, keeps_slo
 
 CLIENTS: Mapping[str, Retry] = {
     "patient": Retry(),
@@ -48,13 +49,15 @@ CLIENTS: Mapping[str, Retry] = {
 after half a second whatever is said; do not come again."""
 USUAL_RULES = (
     "cost",
+    "cost+late",
     "cost+0.7/5000",
     "cost+0.95/20000",
     "threshold",
     "cache-aware",
     "session-sticky",
 )
-"""The default, with the founding thresholds for latency and for throughput, and others' rules."""
+"""The default, with `--late refuse`, with the founding thresholds for latency and for throughput,
+and other rules."""
 FULL = 1.5
 """From this load on a fleet is taken to be offered more than it can carry."""
 
@@ -63,29 +66,37 @@ class OverloadError(InputError):
     """The experiment cannot be run as asked; the text is one line for the user."""
 
 
-def rule(text: str) -> tuple[str, Thresholds]:
-    """Read POLICY or POLICY+BLOCKS/TOKENS, where either threshold may be `-`."""
-    policy, plus, given = text.partition("+")
+def rule(text: str) -> tuple[str, dict[str, Any]]:
+    """Read POLICY, and what may follow it: +BLOCKS/TOKENS, either of them `-`, and +late.
+
+    Returns the policy, and the fields of RouterConfig that it is to have.
+    """
+    policy, *more = text.split("+")
     if policy not in RIVALS:
         raise argparse.ArgumentTypeError(f"{policy!r} is no policy: {', '.join(RIVALS)}")
-    if not plus:
-        return policy, Thresholds()
+    options: dict[str, Any] = {}
+    if more and more[-1] == "late":
+        options["late"] = "refuse"
+        del more[-1]
+    if more:
+        options["thresholds"] = _thresholds(text, "+".join(more))
+    return policy, options
+
+
+def _thresholds(text: str, given: str) -> Thresholds:
     blocks, slash, tokens = given.partition("/")
     try:
         if not slash:
             raise ValueError
-        found = Thresholds(
-            active_decode_blocks_threshold=None if blocks == "-" else float(blocks),
-            active_prefill_tokens_threshold=None if tokens == "-" else int(tokens),
-        )
+        ratio = None if blocks == "-" else float(blocks)
+        most = None if tokens == "-" else int(tokens)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: must be POLICY+BLOCKS/TOKENS, as {USUAL_RULES[1]}; either may be -"
+            f"{text!r}: must be POLICY, POLICY+BLOCKS/TOKENS as {USUAL_RULES[2]}, or either +late"
         ) from None
-    ratio, most = found.active_decode_blocks_threshold, found.active_prefill_tokens_threshold
     if not (ratio is None or 0.0 <= ratio <= 1.0) or not (most is None or most >= 0):
         raise argparse.ArgumentTypeError(f"{text!r}: BLOCKS must be 0 to 1, TOKENS 0 or more")
-    return policy, found
+    return Thresholds(ratio, most)
 
 
 def _rules(text: str) -> tuple[str, ...]:
@@ -109,7 +120,7 @@ class OverloadOptions:
         name="load",
     )
     rules: tuple[str, ...] = flag(
-        _rules, "POLICY or POLICY+BLOCKS/TOKENS, comma separated", USUAL_RULES
+        _rules, "POLICY, POLICY+BLOCKS/TOKENS, or either +late, comma separated", USUAL_RULES
     )
     clients: tuple[str, ...] = flag(
         names, f"who is refused: {', '.join(CLIENTS)}", ("patient", "hasty")
@@ -155,40 +166,49 @@ class Task:
 
 def run_task(source: Source, task: Task) -> dict[str, Any]:
     """Simulate a task and return its row."""
-    policy, thresholds = rule(task.rule)
+    policy, options = rule(task.rule)
     rival = RIVALS[policy]
-    with_thresholds = Rival(rival.source, rival.make, {**rival.options, "thresholds": thresholds})
+    with_options = Rival(rival.source, rival.make, {**rival.options, **options})
     fleet = replace(task.fleet, retry=CLIENTS[task.clients])
     planned = plan(source, task.rules)
-    run = run_rival(with_thresholds, planned, fleet, source.block_tokens)
+    run = run_rival(with_options, planned, fleet, source.block_tokens)
     told = {"rule": task.rule, "clients": task.clients, "load": task.load, "seed": task.rules.seed}
     return {**told, **figures(run, planned, task.rules)}
 
 
 def figures(run: VirtualRun, planned: Sequence[Planned], rules: LoadRules) -> dict[str, Any]:
-    """Compute a row's figures over the requests that are due after the warm-up; times in seconds.
+    """Compute a row's figures; times in seconds.
 
-    `refusals`: how often one was refused, each try counts. `unserved`: were refused or timed out in
-    the end. `late`: were served, and missed the SLO. `streak`: the most refusals in a row that a
-    session had.
+    Of the answers that ended between the warm-up and the horizon: `goodput_per_s`, `late_per_s`,
+    and the times. Of the requests that were due then: `first_ratio`, the share that kept the SLO at
+    the first try; `unserved_ratio`, those that were refused or timed out in the end; `refusals`,
+    where each try counts; `streak`, the most refusals in a row of any session.
     """
-    warm_s = WARM_UP_RATIO * rules.horizon_s
-    rows = [row for row, one in zip(run.rows, planned, strict=True) if one.due_s >= warm_s]
-    judged = [of_virtual(row, rules.slo) for row in rows]
-    good = sum(bool(one.keeps_slo) for one in judged)
-    unserved = sum(not one.ok for one in judged)
+    from_s, to_s = WARM_UP_RATIO * rules.horizon_s, rules.horizon_s
+    due = [row for row, one in zip(run.rows, planned, strict=True) if one.due_s >= from_s]
+    ended = [row for row in run.rows if row.end_s is not None and from_s <= row.end_s <= to_s]
+    answers = [of_virtual(_from_last_try(row), rules.slo) for row in ended]
+    good = sum(bool(one.keeps_slo) for one in answers)
+    first = sum(not row.rejects and keeps_slo(row, rules.slo) for row in due)
     return {
-        "requests": len(rows),
-        "goodput_per_s": good / (rules.horizon_s - warm_s),
-        "goodput_ratio": good / max(1, len(rows)),
-        "late_ratio": (len(rows) - good - unserved) / max(1, len(rows)),
-        "unserved_ratio": unserved / max(1, len(rows)),
-        "refusals": sum(row.rejects for row in rows),
-        "streak": longest_streak(rows),
-        "ttft_s": times(judged, "ttft_s", "p50", "p90", answered=True),
-        "tpot_s": times(judged, "tpot_s", "p50", "p90", answered=True),
+        "requests": len(due),
+        "goodput_per_s": good / (to_s - from_s),
+        "late_per_s": (len(answers) - good) / (to_s - from_s),
+        "first_ratio": first / max(1, len(due)),
+        "unserved_ratio": sum(row.outcome != "ok" for row in due) / max(1, len(due)),
+        "refusals": sum(row.rejects for row in due),
+        "streak": longest_streak(due),
+        "ttft_s": times(answers, "ttft_s", "p50", "p90", answered=True),
+        "tpot_s": times(answers, "tpot_s", "p50", "p90", answered=True),
         "drift": run.drift,
     }
+
+
+def _from_last_try(row: VirtualRow) -> VirtualRow:
+    """The row as if the client had sent it once only, when it did last."""
+    if row.sent_s is None or row.ttft_s is None:
+        return row
+    return replace(row, arrival_s=row.sent_s, ttft_s=row.ttft_s - row.waited_s)
 
 
 def longest_streak(rows: Sequence[VirtualRow]) -> int:
@@ -236,7 +256,7 @@ def _tasks(
                     yield Task(one, clients, load, offered, fleet)
 
 
-MEANS = ("goodput_per_s", "goodput_ratio", "late_ratio", "unserved_ratio", "refusals")
+MEANS = ("goodput_per_s", "late_per_s", "first_ratio", "unserved_ratio", "refusals")
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -288,8 +308,8 @@ COLUMNS = (
     "load",
     "good/s",
     "held %",
-    "good %",
-    "late %",
+    "late/s",
+    "first %",
     "unserved %",
     "refusals",
     "streak",
@@ -307,7 +327,9 @@ def print_overload(summary: Sequence[Mapping[str, Any]], console: Console) -> No
             row["rule"],
             f"{row['load']:g}",
             number(row["goodput_per_s"], 2),
-            *[number(row[name], 0, 100.0) for name in ("held_ratio", *MEANS[1:4])],
+            number(row["held_ratio"], 0, 100.0),
+            number(row["late_per_s"], 2),
+            *[number(row[name], 0, 100.0) for name in ("first_ratio", "unserved_ratio")],
             number(row["refusals"], 0),
             str(row["streak"]),
             number(row["p90"]["ttft_s"], 2),
@@ -321,7 +343,7 @@ def _perform(options: OverloadOptions, console: Console) -> Result:
     scale, rows = run_overload(options, steps, steps.say)
     summary = summarise(rows)
     print_overload(summary, console)
-    say(console, "TTFT and TPOT are those of answered requests, refusals and waits included.")
+    say(console, "TTFT counts from the try that was served, with its wait in the queue.")
     document = {
         "trace": options.trace.name,
         "profile": options.profile,

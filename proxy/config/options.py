@@ -79,6 +79,7 @@ NEEDS = (
     ("salted_paths", "cache_salt_secret"),
 )
 """Pairs of options: the first has no effect without the second."""
+Late = Literal["serve", "refuse"]
 OffloadPolicy = Literal["cost", "seed-heuristic", "seed-cost", "threshold", "never", "always"]
 MIB = 1 << 20
 
@@ -611,6 +612,16 @@ class Settings(Model):
         Option(LIMITS, "HTTP status of the answer when every instance is busy.", reloadable=True),
     ] = 503
 
+    late: Annotated[
+        Late,
+        Option(
+            LIMITS,
+            "What becomes of a request while every instance is too full for --ttft-slo or "
+            "--tpot-slo. serve: it is placed. refuse: it waits for as long as --ttft-slo, and is "
+            "refused then.",
+            reloadable=True,
+        ),
+    ] = "serve"
     max_queue: Annotated[
         int,
         Meta(ge=0, le=MOST),

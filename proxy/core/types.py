@@ -186,6 +186,12 @@ class RejectReason(StrEnum):
     HEAT_CAP = "heat_cap"
     """Every instance is busy; the first to be free is hot: thermal control allows it no further
     request."""
+    TTFT_SLO = "ttft_slo"
+    """With `--late refuse`: wherever it went, the request's first token would be late, and on the
+    first instance to be free because of the prompts before it."""
+    TPOT_SLO = "tpot_slo"
+    """With `--late refuse`: every instance would be late, and the first to be free with the tokens
+    of its running streams."""
     NO_INSTANCE = "no_instance"
     """No instance that serves the model is up."""
     ASLEEP = "asleep"
@@ -621,7 +627,9 @@ class RouterConfig:
     shadow_policy: str | None = None
     kv_connector: str = "mooncake"
     kv_transfer_time_s: float = 0.5
+    ttft_slo_s: float = 2.0
     tpot_slo_s: float = 0.05
+    late: str = "serve"
     prefill_timeout_s: float = 120.0
     kv_pin_timeout_s: float = 480.0
     hedge: bool = True

@@ -98,7 +98,7 @@ class WaitingRoom:
         """
         queued = ticket.queued
         try:
-            with Limit(self.queue.limits.seconds):
+            with Limit(self.waiting.most_s):
                 await ticket.done
         except TimeoutError:
             self.waiting.expire(queued, self._clock.now_s())

@@ -40,6 +40,7 @@ NO_CHECK = "none"
 _CHECKS = (
     *(RejectReason.DECODE_BLOCKS, RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC),
     *(RejectReason.UPSTREAM_BUSY, RejectReason.HEAT_CAP),
+    *(RejectReason.TTFT_SLO, RejectReason.TPOT_SLO),
 )
 _QUEUES = (RejectReason.QUEUE_FULL, RejectReason.QUEUE_DEADLINE, RejectReason.QUEUE_TIMEOUT)
 _BEHIND = {check: (check,) for check in _CHECKS} | dict.fromkeys(_QUEUES, _CHECKS)

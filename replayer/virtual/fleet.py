@@ -523,7 +523,7 @@ class VirtualFleet:
             if isinstance(queued, QueuedRequest):
                 live.queued = queued
                 live.front.known.call_when_freed(live.front.wake)
-                self._at(now_s + waiting.queue.limits.seconds, Kind.QUEUE_OVER, live)
+                self._at(now_s + waiting.most_s, Kind.QUEUE_OVER, live)
                 self._look_later(live.front, now_s)
             else:
                 self._rejected(live, queued, now_s)
@@ -561,7 +561,8 @@ class VirtualFleet:
         if after_s is None:
             self._end(live, "rejected", now_s)
         else:
-            self._at(now_s + after_s, Kind.ARRIVAL, live)
+            live.row.sent_s = now_s + after_s
+            self._at(live.row.sent_s, Kind.ARRIVAL, live)
 
     def _left_service(self, live: LiveRequest) -> None:
         live.front.budget.active -= live.is_in_service

@@ -184,12 +184,19 @@ class VirtualRow:
     computed_tokens: int = 0
     """Tokens that P and D prefilled."""
     rejects: int = 0
+    sent_s: float | None = None
+    """Time when the client last sent it, where it was refused before."""
     retries: int = 0
     fallback: str | None = None
     hedge: str | None = None
     """The winner, local or peer, if D computed too because P was late."""
     moves: int = 0
     """Number of migrations of the stream."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds from the client's first try to its last."""
+        return 0.0 if self.sent_s is None else self.sent_s - self.arrival_s
 
     @property
     def e2e_s(self) -> float | None:

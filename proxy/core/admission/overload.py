@@ -18,6 +18,8 @@ _NOT_LOAD = NOBODY | {RejectReason.HOLDER_DOWN, RejectReason.DRAINING}
 _BY_ITSELF = {
     RejectReason.UPSTREAM_BUSY: "report that they are busy",
     RejectReason.HEAT_CAP: "at their thermal cap",
+    RejectReason.TTFT_SLO: "too full for --ttft-slo",
+    RejectReason.TPOT_SLO: "too full for --tpot-slo",
 }
 
 

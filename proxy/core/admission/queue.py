@@ -259,16 +259,24 @@ class WaitQueue:
         before = self.tokens_before(entry.tenant, entry.priority)
         return soonest_s + before / self.drain_tps(prior_tps, now_s)
 
-    def offer(self, entry: Entry, soonest_s: float, prior_tps: float, now_s: float) -> Offer:
+    def offer(
+        self,
+        entry: Entry,
+        soonest_s: float,
+        prior_tps: float,
+        now_s: float,
+        most_s: float | None = None,
+    ) -> Offer:
         """Add an entry, unless it would wait too long or the queue is full.
 
         `soonest_s`: until an instance is predicted to be free; `prior_tps`: prompt tokens per
-        second that the instances are assumed to take in.
+        second that the instances are assumed to take in. `most_s`: the longest wait, if it is not
+        the queue's own.
         """
         if not self.limits.requests:
             return FULL
         behind_s = self.wait_s(entry, 0.0, prior_tps, now_s)
-        if soonest_s + CAUTION * behind_s > self.limits.seconds:
+        if soonest_s + CAUTION * behind_s > (self.limits.seconds if most_s is None else most_s):
             return TOO_LATE
         displaced: list[Entry] = []
         if not self._fits(entry):

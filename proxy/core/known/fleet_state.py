@@ -41,6 +41,7 @@ class FleetState(Tables):
         self.config = config
         self.transfers = transfer_rules(CONNECTORS[config.kv_connector])
         self.slo_pressure.aim_at(config.tpot_slo_s)
+        self.targets.aim_at(config)
 
     def add(self, instance: Instance, *, is_proven: bool = True) -> None:
         """Bring an instance in, with fresh counters; see `Fleet.add`."""

@@ -6,6 +6,7 @@ from typing import Final
 
 from proxy.core.accounts.ledger import Ledger, UnreleasedKv
 from proxy.core.admission.gate import Busy, Gate
+from proxy.core.admission.targets import Targets
 from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.fleet.bytes_per_token import BytesPerToken
 from proxy.core.fleet.members import Fleet
@@ -59,6 +60,7 @@ class Tables:
             states,
             self.heat,
         )
+        self.targets = Targets(config)
         self.instance_changes = 0
         """Number of members whose `Instance` was replaced."""
 

@@ -37,6 +37,7 @@ class Eligible:
         self._conversations, self._latency = known.conversations, known.latency
         self._prefixes, self._reuse = known.prefixes, known.reuse
         self._published, self._trust = known.published, known.trust
+        self._targets = known.targets
         self._members: list[Member] = []
         self._instances: list[Instance] = []
         self._names: list[str] = []
@@ -54,10 +55,25 @@ class Eligible:
             held = self._at_holder(facts, facts.holder, now_s, exclude=())
             return held if isinstance(held, Reject) else (held, [])
         members, busy = self._past_gate(facts, now_s, exclude=())
+        if self._targets.is_on and (late := self._late(members, now_s)):
+            return self.rejection(facts, busy + late, now_s)
         if not members and not (self._may_split(facts) and _can_share(busy)):
             return self.rejection(facts, busy, now_s)
         free = self._warm(found, members, now_s)
         return self._candidates(facts, free, now_s, found.past), busy
+
+    def _late(self, members: list[Member], now_s: float) -> BusyMembers:
+        """All members, if each would miss a target; none where one would not.
+
+        Which one serves is for the policy to say: as long as there is one, decisions are the same.
+        """
+        late: BusyMembers = []
+        for member in members:
+            past = self._targets.past(member.state, now_s)
+            if past is None:
+                return []
+            late.append((member, past))
+        return late
 
     def is_anyone_free(self, facts: RequestFacts, now_s: float, exclude: Collection[str]) -> bool:
         """Whether an instance other than these would take the request now."""

@@ -90,6 +90,11 @@ class Waiting:
         self._blocked: set[str] | None = None
         """Lanes of which the router has rejected one in the pass under way; None: there is none."""
 
+    @property
+    def most_s(self) -> float:
+        """The longest wait: of the queue, or until a request is late wherever it goes."""
+        return min(self.queue.limits.seconds, self._router.known.targets.patience_s)
+
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Like the router's `admit`, but behind the requests that wait in the same lane.
 
@@ -157,7 +162,7 @@ class Waiting:
         # Others do not wait for the length that a prompt seems to have, but for what is computed.
         tokens = self._router.known.fleet.computed(facts.prompt_tokens, facts.model)
         queued = QueuedRequest(facts, lane, priority, tokens, size_bytes, on_settled)
-        offer = self.queue.offer(queued, reject.wait_s, reject.drain_tps, now_s)
+        offer = self.queue.offer(queued, reject.wait_s, reject.drain_tps, now_s, self.most_s)
         if offer.refused is not None:
             return self.refusal(replace(reject, reason=offer.refused), facts, now_s, priority)
         for displaced in offer.displaced:
