@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -115,7 +116,9 @@ def _run(loaded: Loaded, given: Sequence[str], inherited: InheritedSockets) -> i
 
 async def _serve(loaded: Loaded, given: Sequence[str], inherited: InheritedSockets) -> None:
     from proxy.app import Proxy
+    from proxy.protocol.prompt.facts import SEED_BYTES, seed_hashes
 
+    seed_hashes(secrets.randbits(8 * SEED_BYTES))  # a predecessor's comes with what it knew
     server = Proxy(loaded.settings, lambda: load(given, os.environ).settings, inherited)
     supervisor = Notifier(os.environ, loaded.settings.pid_file)
     asyncio.get_running_loop().set_exception_handler(log.LoopFaults())

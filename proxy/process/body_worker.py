@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from proxy.protocol.examined import LENGTHS, examine_large, packed, unpacked_task
+from proxy.protocol.prompt.facts import SEED_BYTES, seed_hashes
 
 NICER = 19
 """It takes the CPU time that others leave: on one CPU, streams have events 2 to 3 ms sooner at p99
@@ -22,13 +23,14 @@ than with 5. On a full CPU it still has a fiftieth.
 
 
 def main() -> None:
-    """Serve the socket whose descriptor is the only argument."""
+    """Serve the socket whose descriptor is the only argument; the seed of hashes comes first."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     os.nice(NICER)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", "utf-8")
     with socket.socket(fileno=int(sys.argv[1])) as proxy, suppress(EOFError, OSError):
+        seed_hashes(int.from_bytes(_exactly(proxy, SEED_BYTES), "big"))
         while True:
             head = bytes(_received(proxy))
             found = examine_large(unpacked_task(head, bytes(_received(proxy))))

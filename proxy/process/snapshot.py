@@ -4,7 +4,7 @@ Without it every session would lose its home, engines would compute again what t
 first decisions would use the options in place of measured times. It is an unnamed file of JSON
 lines, written when the successor starts:
 
-    {"form": 1, "bytes_per_token": {model: ratio}, "fence": of `access_changes`}
+    {"form": 4, "seed": of hashes, "bytes_per_token": {model: ratio}, "fence": of `access_changes`}
     {"instance": name, "url": ..., "start_s": ..., "runs": [[block hash, ...], ...], "times": ...}
     {"sessions": [[id, instance, turn, used_s, tokens, form of its prompts], ...]}
     {"responses": [[key, instance, used_s], ...]}
@@ -30,8 +30,9 @@ import orjson
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.kvcache.sessions import nobody
 from proxy.core.thermal.fleet_control import FleetControl
+from proxy.protocol.prompt.facts import SEED_BYTES, hash_seed, seed_hashes
 
-FORM = 3
+FORM = 4
 """Version of the file's form; to be changed when block hashes or rows change their meaning."""
 ROWS_PER_LINE = 2000
 """Rows made without a pause; the event loop waits about a millisecond for them."""
@@ -48,7 +49,8 @@ async def leave(
     lines = known.snapshot(ROWS_PER_LINE)
     with ExitStack() as unless_whole:
         file = unless_whole.enter_context(await asyncio.to_thread(_unnamed))
-        await asyncio.to_thread(_write, file, {"form": FORM, "fence": fence or {}, **next(lines)})
+        head = {"form": FORM, "seed": hash_seed(), "fence": fence or {}, **next(lines)}
+        await asyncio.to_thread(_write, file, head)
         await asyncio.to_thread(_write, file, _orders(heat))
         for line in lines:
             await asyncio.to_thread(_write, file, line)
@@ -92,6 +94,7 @@ def take(
         if not lines or lines[0]["form"] != FORM:
             raise ValueError("another form")
         fence = lines[0].get("fence", fence)
+        seed_hashes(int(lines[0]["seed"]) % (1 << 8 * SEED_BYTES))
         kept = known.adopt(lines, tenant_of)
         for line in lines[1:]:
             if "orders" in line:

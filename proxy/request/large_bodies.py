@@ -20,6 +20,7 @@ from proxy.net.timeouts import Limit
 from proxy.protocol.body import Unfit
 from proxy.protocol.errors import DEFECTS, NoRoomError, ProxyError, StoppingError
 from proxy.protocol.examined import LENGTHS, Examined, Task, packed_task, unpacked
+from proxy.protocol.prompt.facts import SEED_BYTES, hash_seed
 from proxy.request.content_coding import Unpacking
 from proxy.state.detached import DetachedTasks
 from proxy.state.uploads import Uploads
@@ -96,6 +97,7 @@ def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
         except OSError:
             ours.close()
             raise
+    ours.sendall(hash_seed().to_bytes(SEED_BYTES, "big"))
     return process, ours
 
 

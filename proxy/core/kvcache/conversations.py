@@ -17,7 +17,7 @@ from collections import OrderedDict
 from typing import Final
 
 from proxy.core.kvcache.engine_cache import EngineCache
-from proxy.core.kvcache.sessions import MARK, Form, Past, Sessions, Stay
+from proxy.core.kvcache.sessions import EXPIRED, MARK, Form, Past, Sessions, Stay
 from proxy.core.types import RequestFacts
 
 SHORTER: Final = 0.9
@@ -138,7 +138,9 @@ class Begun:
         if stays is not None and len(stays) > MOST_ALIKE:
             del stays[0]
             self._counted(theirs, -1)
-        while entries and now_s - next(iter(entries.values()))[-1].used_s > self._ttl_s:
+        for _ in range(EXPIRED):
+            if not entries or now_s - next(iter(entries.values()))[-1].used_s <= self._ttl_s:
+                break
             self._evict(theirs)
         while self._count > self._most:
             if theirs.count * len(self._of) < self._most:

@@ -51,6 +51,9 @@ SWEPT: Final = 8192
 """Blocks that are taken out of the masks at once, which takes up to 3 ms. The others follow with
 each prompt that is noted."""
 
+SPARED: Final = 32
+"""Runs in use that are passed over at once on the way to one that is not."""
+
 
 class PrefixIndex:
     """Block hashes -> instances, which are known by name to those who ask for hits."""
@@ -339,8 +342,7 @@ class PrefixIndex:
         while (oldest := runs.oldest) is not None and oldest <= cache.trimmed:
             if left <= 0:
                 return
-            if not self._spare(cache, oldest):
-                left -= self._evict(cache, left)
+            left -= SWEPT // SPARED if self._spare(cache, oldest) else self._evict(cache, left)
         cache.trimmed = NOT_TRIMMED
 
     def trim_of(self, cache: EngineCache, tenant: str, age: int) -> None:
@@ -448,17 +450,17 @@ class PrefixIndex:
     def _evict_to(self, cache: EngineCache, room: int, *, spares_holds: bool = True) -> None:
         """Evict the oldest blocks that are not held; if it `spares_holds` not, then held ones too.
 
-        Each hold is examined once.
+        Each hold is examined once, and SPARED of them: the next call goes on.
         """
         excess = cache.runs.size - max(0, room)
         if excess <= 0 or (spares_holds and cache.is_all_held):
             return
-        spared = len(cache.holds)
+        spared, is_all = min(SPARED, len(cache.holds)), len(cache.holds) <= SPARED
         while excess > 0:
             if spared and self._spare(cache, cache.runs.oldest):
                 spared -= 1
             elif spares_holds and cache.runs.oldest in cache.holds:
-                cache.is_all_held = True
+                cache.is_all_held = is_all
                 return
             else:
                 count = self._evict(cache, excess)

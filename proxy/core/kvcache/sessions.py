@@ -25,6 +25,9 @@ MARK: Final = chr(0xD800)
 
 K = TypeVar("K")
 V = TypeVar("V")
+EXPIRED: Final = 64
+"""Entries that one request has a table forget at most: after an hour without any, all have expired,
+and to forget 100,000 at once takes most of a second."""
 
 
 class ByTenant(Generic[K]):
@@ -258,13 +261,13 @@ class Sessions:
 
     def home(self, session_id: str | None, now_s: float) -> str | None:
         """The instance that holds the session's KV, or None when unknown, expired or lost."""
-        self._expire(now_s)
+        self._expire(now_s, session_id)
         home = self._homes.get(session_id) if session_id is not None else None
         return None if home is None or home.cache.is_lost else home.cache.name
 
     def entry(self, session_id: str, now_s: float) -> Stay | None:
         """A session's entry, also if its cache is lost."""
-        self._expire(now_s)
+        self._expire(now_s, session_id)
         return self._homes.get(session_id)
 
     def live(self, cache: EngineCache) -> LiveKv:
@@ -307,7 +310,7 @@ class Sessions:
         """
         if session_id is None:
             return None
-        self._expire(now_s)
+        self._expire(now_s, session_id)
         stay = self._homes.get(session_id)
         if stay is not None:
             self._homes.move_to_end(session_id)
@@ -455,16 +458,22 @@ class Sessions:
         for stay in reversed(taken):
             stay.idle_since_s = self.live(stay.cache).becomes_idle(stay.tokens, stay.used_s)
 
-    def _expire(self, now_s: float) -> None:
+    def _expire(self, now_s: float, wanted: str | None) -> None:
+        """Forget what has expired: some of it, and the one that is `wanted`."""
         if now_s < self._none_expires_until_s:
             return
-        while self._homes:
+        for _ in range(EXPIRED):
+            if not self._homes:
+                return
             session_id, home = next(iter(self._homes.items()))
             if now_s - home.used_s <= self._ttl_s:
                 # Those behind it were used later, and what is used moves behind them.
                 self._none_expires_until_s = home.used_s + self._ttl_s
                 return
             self._drop(session_id, now_s)
+        stay = self._homes.get(wanted) if wanted is not None else None
+        if wanted is not None and stay is not None and now_s - stay.used_s > self._ttl_s:
+            self._drop(wanted, now_s)
 
     def _drop(self, session_id: str, now_s: float) -> None:
         """Forget a session; `now_s` inf: it is known to have ended."""
@@ -517,7 +526,7 @@ class StoredResponses:
         """The cache of the instance that holds the response, lost or not; None where unknown."""
         self._expire(now_s)
         found = self._holders.get(key)
-        if found is None:
+        if found is None or now_s - found[1] > self._ttl_s:
             return None
         self.note(key, found[0], now_s, tenant)
         return found[0]
@@ -552,7 +561,10 @@ class StoredResponses:
                 self._by_tenant.use(key, tenant_of(key), is_oldest=True)
 
     def _expire(self, now_s: float) -> None:
-        while self._holders:
+        """Forget some of what has expired."""
+        for _ in range(EXPIRED):
+            if not self._holders:
+                return
             key, (_, used_s) = next(iter(self._holders.items()))
             if now_s - used_s <= self._ttl_s:
                 return

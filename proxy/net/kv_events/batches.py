@@ -20,7 +20,7 @@ from msgspec.msgpack import Decoder
 from xxhash import xxh3_64_intdigest
 
 from proxy.core.kvcache.published import CacheEvent, Cleared, Removed, Stored
-from proxy.protocol.prompt.facts import ID_BYTES
+from proxy.protocol.prompt.facts import ID_BYTES, mixed
 from proxy.protocol.prompt.rendered import IDS
 
 _KINDS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
@@ -183,11 +183,11 @@ def _text(value: Any) -> str:
 
 
 def _name(value: Any) -> int:
-    """A block's name, of either form."""
+    """A block's name, of either form, as a key of tables."""
     if isinstance(value, bytes) and len(value) >= _NAME_BYTES:
-        return int.from_bytes(value[-_NAME_BYTES:], "big")
+        return mixed(int.from_bytes(value[-_NAME_BYTES:], "big"))
     if isinstance(value, int):
-        return value & _NAME_BITS
+        return mixed(value & _NAME_BITS)
     raise BatchError("a block's hash is neither a number nor 8 bytes or more")
 
 

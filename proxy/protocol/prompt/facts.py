@@ -60,6 +60,10 @@ _WITH_IDS = {COMPLETIONS: "prompt", "/v1/embeddings": "input"}
 """The members that may have token ids in place of a text."""
 
 
+SEED_BYTES: Final = 8
+_seed = 0
+
+
 def encodable(text: str) -> str:
     """A text with halves of surrogate pairs written out: logs and other processes get UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
@@ -108,9 +112,29 @@ def _kept(most: Any) -> int:
     return -1 if number is None else max(-1, min(number, _KEPT_MAX))
 
 
+def seed_hashes(seed: int) -> None:
+    """Begin all hashes of prompts with a secret of the process, 64 bits.
+
+    Without it a client could find prompts whose hashes meet in one place of a table, and one look
+    would take milliseconds. Equal prompts have equal hashes in all processes with one seed.
+    """
+    global _seed  # noqa: PLW0603 - of the process, set before its first prompt
+    _seed = seed
+
+
+def hash_seed() -> int:
+    """The secret that hashes of prompts begin with."""
+    return _seed
+
+
+def mixed(name: int) -> int:
+    """A number of 64 bits that a peer has chosen, as a key of tables; itself without a seed."""
+    return name if not _seed else xxh3_64_intdigest(name.to_bytes(SEED_BYTES, "big"), _seed)
+
+
 def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
     """Chained xxh3-64 over whole blocks of the prompt; a partial last block has no hash."""
-    return chained(prompt, xxh3_64_intdigest(root), BLOCK_BYTES)
+    return chained(prompt, xxh3_64_intdigest(root, _seed), BLOCK_BYTES)
 
 
 def message_stops(texts: Texts, ends: list[int]) -> list[int]:
@@ -135,7 +159,7 @@ def message_ends(prompt: bytes, stops: list[int], hashes: list[int], root: bytes
     found = []
     for stop in stops:
         blocks = stop // BLOCK_BYTES
-        before = hashes[blocks - 1] if blocks else xxh3_64_intdigest(root)
+        before = hashes[blocks - 1] if blocks else xxh3_64_intdigest(root, _seed)
         found.append(xxh3_64_intdigest(prompt[blocks * BLOCK_BYTES : stop], before))
     return found
 
@@ -153,10 +177,10 @@ def message_tails(prompt: bytes, begin: int, stops: list[int], count: int) -> li
     least = max(least, last + 1 - TAILS)
     since = max(0, least + 1 - TAIL_MESSAGES)
     first = next((stop for stop in stops if stop > begin), begin)
-    opening = xxh3_64_intdigest(prompt[begin : min(first, begin + _SAID_BYTES)])
+    opening = xxh3_64_intdigest(prompt[begin : min(first, begin + _SAID_BYTES)], _seed)
     said, before = [], stops[since - 1] if since else begin
     for stop in stops[since:]:
-        said.append(xxh3_64_intdigest(prompt[max(before, stop - _SAID_BYTES) : stop]))
+        said.append(xxh3_64_intdigest(prompt[max(before, stop - _SAID_BYTES) : stop], _seed))
         before = max(before, stop)
     position = count - last
     return [
@@ -208,7 +232,7 @@ def kept_units(units: Sequence[int]) -> Sequence[int]:
 
 def unit_root(salt: str) -> int:
     """The start of a prompt's chain of units with this `cache_salt`."""
-    return xxh3_64_intdigest(salt.encode("utf-8", "surrogatepass"))
+    return xxh3_64_intdigest(salt.encode("utf-8", "surrogatepass"), _seed)
 
 
 def chained(data: bytes, chain: int, size: int) -> list[int]:

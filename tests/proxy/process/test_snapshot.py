@@ -82,7 +82,7 @@ async def test_another_form_is_left_alone(
 
 async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> None:
     ratios = {"m": 3.0, "odd": "3", "none": None, "nil": 0, "huge": 1e300, "low": -1}
-    lines: list[dict[str, Any]] = [{"form": snapshot.FORM, "bytes_per_token": ratios}]
+    lines: list[dict[str, Any]] = [{"form": snapshot.FORM, "seed": 0, "bytes_per_token": ratios}]
     urls = {"a": "http://127.0.0.1:1", "b": "http://127.0.0.1:2", "c": "http://127.0.0.1:3"}
     for name, url in urls.items():
         lines.append({"instance": name, "url": url, "start_s": None, "runs": [[1, 2**64 - 1]]})

@@ -35,7 +35,13 @@ from proxy.protocol.examined import (
     unpacked,
     unpacked_task,
 )
-from proxy.protocol.prompt.facts import MOST_VALUES, MOST_VALUES_SMALL, TokenEstimator
+from proxy.protocol.prompt.facts import (
+    MOST_VALUES,
+    MOST_VALUES_SMALL,
+    TokenEstimator,
+    hash_seed,
+    seed_hashes,
+)
 from proxy.protocol.streams.movable import Plan
 from tests.chaos.client import connect
 from tests.chaos.command import ROOT
@@ -228,6 +234,27 @@ async def test_a_large_body_is_served_and_no_process_stays(tmp_path: Path) -> No
         assert workers(proxy) == [first]
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
+
+
+@pytest.mark.long
+async def test_the_process_hashes_as_the_proxy_does(tmp_path: Path) -> None:
+    """With the secret that prompts' hashes begin with."""
+    task = Task(PATHS[0], large(), is_object=True, salt=None, plans=False)
+    before = hash_seed()
+    try:
+        seed_hashes(9)
+        async with proxied(tmp_path, 1) as (proxy, _):
+            assert proxy.server is not None
+            bodies = proxy.server._large_bodies
+            assert bodies is not None
+            there, here = await bodies.examine(task, "somebody"), examine_large(task)
+            assert workers(proxy)
+    finally:
+        seed_hashes(before)
+    assert isinstance(there, Examined)
+    assert isinstance(here, Examined)
+    assert there.prompt.hashes == here.prompt.hashes
+    assert there.prompt.hashes
 
 
 @pytest.mark.long

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from proxy.core.kvcache.engine_cache import EngineCache
-from proxy.core.kvcache.sessions import Adopted, ByTenant, Sessions, Stay, StoredResponses
+from proxy.core.kvcache.sessions import (
+    EXPIRED,
+    Adopted,
+    ByTenant,
+    Sessions,
+    Stay,
+    StoredResponses,
+)
 from proxy.protocol.names.session_names import tenant_of
 from tests.support.caches import Caches
 from tests.support.examples import examples
@@ -445,3 +452,22 @@ class TestStoredResponses:
         table.adopt([("a", cache, 1.0), ("b", cache, 2.0), ("new", EngineCache("j"), 3.0)])
         assert [row[0] for row in table.rows()] == ["b", "new"]
         assert table.holder("new", 6.0) is cache
+
+
+def test_after_a_long_pause_a_table_forgets_piece_by_piece() -> None:
+    """To forget all at once would hold every stream."""
+    sessions, responses, at = Sessions(10.0, 1000), StoredResponses(10.0, 1000), Caches()
+    for number in range(500):
+        stay = sessions.assign(f"s{number}", at["a"], 0.0)
+        assert stay is not None
+        sessions.ended(stay, 5, 1.0)
+        responses.note(f"r{number}", at["a"], 0.0)
+    assert sessions.home("s499", 100.0) is None, "whose turn it is to be forgotten or not"
+    assert responses.holder("r499", 100.0) is None
+    assert (len(sessions), len(responses)) == (500 - EXPIRED - 1, 500 - EXPIRED)
+    sessions.assign("s498", at["b"], 101.0)
+    assert sessions.home("s498", 101.0) == "b"
+    for _ in range(500 // EXPIRED + 1):
+        sessions.home("x", 102.0)
+        responses.holder("x", 102.0)
+    assert (len(sessions), len(responses)) == (1, 0)

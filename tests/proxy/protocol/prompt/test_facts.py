@@ -18,9 +18,12 @@ from proxy.protocol.prompt.facts import (
     TAILS,
     TokenEstimator,
     block_hashes,
+    hash_seed,
+    mixed,
     most_output_tokens,
     prompt_bytes,
     prompt_facts,
+    seed_hashes,
     unit_hashes,
     unit_root,
 )
@@ -429,3 +432,29 @@ class TestTails:
         turns = [{"role": role, "content": "x" * 200} for role in roles]
         found = facts_of(CHAT, {"messages": turns})
         assert len(found.tails) <= min(TAILS, len(found.ends))
+
+
+def test_hashes_begin_with_the_processs_secret() -> None:
+    """Without it whoever knows the code can choose prompts that meet in one place of a table."""
+    told = [{"role": "user", "content": "what is said " * 200}, {"role": "user", "content": "x"}]
+    body = {"model": "m", "messages": [*told, {"role": "assistant", "content": "y " * 80}, *told]}
+    before, seen = hash_seed(), []
+    try:
+        for seed in (0, 7, 8, 7):
+            seed_hashes(seed)
+            facts = prompt_facts(CHAT, body)
+            ids = prompt_facts(COMPLETIONS, {"model": "m", "prompt": list(range(64))})
+            assert facts is not None
+            assert ids is not None
+            assert facts.hashes
+            assert any(facts.tails)
+            assert len(ids.units) > 1
+            seen.append([*facts.hashes, *facts.ends, *facts.tails, *ids.units, mixed(5)])
+    finally:
+        seed_hashes(before)
+    none, one, other, again = seen
+    assert one == again
+    for first, second in ((none, one), (one, other)):
+        same = [a for a, b in zip(first, second, strict=True) if a == b and a]
+        assert not same
+    assert none[-1] == 5, "numbers of peers are as they are without one"
