@@ -180,9 +180,9 @@ def figures(run: VirtualRun, planned: Sequence[Planned], rules: LoadRules) -> di
     """Compute a row's figures; times in seconds.
 
     Of the answers that ended between the warm-up and the horizon: `goodput_per_s`, `late_per_s`,
-    and the times. Of the requests that were due then: `first_ratio`, the share that kept the SLO at
-    the first try; `unserved_ratio`, those that were refused or timed out in the end; `refusals`,
-    where each try counts; `streak`, the most refusals in a row of any session.
+    and the times. The others are of the requests that were due then. `first_ratio`: the share that
+    kept the SLO at the first try. `unserved_ratio`: the share that was refused or timed out in the
+    end. `refusals`: each try counts. `streak`: the most refusals in a row of any session.
     """
     from_s, to_s = WARM_UP_RATIO * rules.horizon_s, rules.horizon_s
     due = [row for row, one in zip(run.rows, planned, strict=True) if one.due_s >= from_s]

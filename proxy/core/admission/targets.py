@@ -13,7 +13,6 @@ import math
 from typing import Final
 
 from proxy.core.accounts.instances import InstanceState
-from proxy.core.admission.gate import Busy
 from proxy.core.admission.retry_after import UNKNOWN_DRAIN_S
 from proxy.core.latency.pace import RECENT_S
 from proxy.core.types import RejectReason, RouterConfig
@@ -40,14 +39,14 @@ class Targets:
         self.patience_s = config.ttft_slo_s if self.is_on else math.inf
         """Seconds in the queue after which a request would be late, wherever it went."""
 
-    def past(self, state: InstanceState, now_s: float) -> Busy | None:
+    def past(self, state: InstanceState, now_s: float) -> tuple[RejectReason, float] | None:
         """Which target would be missed on an instance, and for how long; None: neither."""
         if state.times is None:
             return None
         pace = state.times.pace()
         waits_s = pace.wait_s(now_s)
         if waits_s > self.wait_s:
-            return Busy((RejectReason.TTFT_SLO,), waits_s - self.wait_s)
+            return RejectReason.TTFT_SLO, waits_s - self.wait_s
         load = state.account.seen or state.account.load()
         streams = load.running_requests
         if not streams:
@@ -59,5 +58,5 @@ class Targets:
             return None
         may_be_busy = 1.0 - step_s / target_s
         if may_be_busy <= 0.0:
-            return Busy((RejectReason.TPOT_SLO,), UNKNOWN_DRAIN_S)
-        return Busy((RejectReason.TPOT_SLO,), RECENT_S * math.log(busy / may_be_busy))
+            return RejectReason.TPOT_SLO, UNKNOWN_DRAIN_S
+        return RejectReason.TPOT_SLO, RECENT_S * math.log(busy / may_be_busy)

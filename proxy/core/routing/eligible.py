@@ -72,7 +72,7 @@ class Eligible:
             past = self._targets.past(member.state, now_s)
             if past is None:
                 return []
-            late.append((member, past))
+            late.append((member, Busy((past[0],), past[1])))
         return late
 
     def is_anyone_free(self, facts: RequestFacts, now_s: float, exclude: Collection[str]) -> bool:
