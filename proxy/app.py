@@ -6,6 +6,7 @@ An unknown path gets a 404, a known path with another method a 405.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import ssl
@@ -27,6 +28,8 @@ from proxy.config.sources import ConfigError
 from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.kvcache.sessions import nobody
 from proxy.fleet import probes
+from proxy.fleet.discovery.discovery import Discovery, DiscoveryCollector
+from proxy.fleet.discovery.registry import Around, sources
 from proxy.fleet.kv_events import KvEvents
 from proxy.fleet.probes import Probes
 from proxy.fleet.sensors import registry
@@ -302,6 +305,7 @@ class Proxy:
         self._probes: Probes
         self._kv_events: KvEvents
         self._sampling: Sampling
+        self._discovery: Discovery | None = None
         self._large_bodies: LargeBodies | None = None
         self._runner: web.AppRunner
         self._rules: Rules
@@ -371,6 +375,7 @@ class Proxy:
             self._runners,
             self._stop,
         )
+        await self._discover()
         if self._inherited.snapshot is not None:
             try:
                 self._take_over(self._inherited.snapshot)
@@ -392,6 +397,28 @@ class Proxy:
             )
         self._inherited.drop()
         self.own_ports |= {at[1] for r in self._runners for at in r.addresses}
+
+    async def _discover(self) -> None:
+        """Know what `--discover` finds before a predecessor's knowledge is taken over."""
+        state, settings = self.state, self._settings
+        if not settings.discover:
+            return
+        try:
+            found = sources(Around(settings, state.instances.connect_options.resolver, os.environ))
+        except ConfigError:
+            await self.close()
+            raise
+        self.own_ports |= {settings.port, settings.admin_port or settings.port}
+        count = state.metrics.discovery_refused
+        self._discovery = Discovery(
+            found,
+            state.members,
+            state.options,
+            state.clock,
+            lambda source: count.labels(source).inc(),
+        )
+        state.metrics.registry.register(DiscoveryCollector(self._discovery.ages_s))
+        await self._discovery.begin()
 
     def _take_over(self, file: BinaryIO) -> None:
         """Know what a predecessor knew; raises ConfigError if the options open what it closed."""
@@ -517,6 +544,8 @@ class Proxy:
             "kv-events": self._kv_events,
             "sensors": self._sampling,
         }
+        if self._discovery is not None:
+            parts["discovery"] = self._discovery
         if self._settings.limits_heat:
             parts["thermal"] = state.thermal
             parts["engine-caps"] = state.engine_caps

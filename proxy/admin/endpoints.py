@@ -236,6 +236,7 @@ class FleetPaths:
         return {
             "name": name,
             "url": member.instance.url,
+            "sources": self._members.sources(name),
             "bootstrap_url": member.instance.bootstrap_url,
             "is_up": member.health.is_up,
             "state": member.health.state(now_s),

@@ -18,6 +18,7 @@ from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from proxy.fleet.instances import Instances
 from proxy.fleet.membership import (
+    DISCOVERY,
     DRAINED_S,
     MOST_DRAINED,
     OPERATORS,
@@ -31,12 +32,12 @@ from proxy.net.timeouts import Clock
 from proxy.net.upstream.pool import ConnectOptions
 
 PROXY = Path(proxy.__file__).parent
-DISCOVERY, PLANNER = "discovery", "planner"
+PLANNER = "planner"
 PRETENDED = {
     DISCOVERY: Rights(drains=frozenset(), heeds=frozenset({OPERATORS, PLANNER})),
     PLANNER: Rights(drains=frozenset({DISCOVERY}), heeds=frozenset({OPERATORS, OPTIONS})),
 }
-"""Sources that come later: each needs a row of rights and nothing else."""
+"""A source that comes later: it needs a row of rights, and whoever heeds it another word."""
 
 TABLE = """
 | stands           | options name | options drop | operators name | operators drain | discovery names | discovery drops |
