@@ -254,7 +254,7 @@ class Membership:
             if source != OPTIONS:  # the options' are named in the line of the reload
                 _log.info("instance %s added: %s", name, spec.url)
         else:
-            if source != OPERATORS or spec.sensors:  # an operator who names none leaves them
+            if source == OPTIONS or spec.sensors:  # another source that names none leaves them
                 self._instances.specs[name] = spec
             wishes = self._of(name)
             wishes.named.add(source)

@@ -18,6 +18,8 @@ MOST_SLICES = 256
 """Most slices of a service; each has a hundred endpoints by default."""
 BOOTSTRAP, SERVES = "bootstrap", ("http", "https")
 """Names of a slice's ports: Mooncake's bootstrap server, and the engine where ports are several."""
+NAME_CHARS = 253
+"""Longest name of an object."""
 GONE = 410
 """The API does not know the version from which a watch was to go on."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -72,7 +74,7 @@ class Slices:
             _refuse_many(slices.values())
             self._by_name = slices
         elif what == "DELETED":
-            self._by_name.pop(_of(_of(told, "metadata", dict), "name", str), None)
+            self._by_name.pop(_name(told), None)
         elif what != "BOOKMARK":
             raise DiscoveryError(f"its watch has an event of type {what[:_SAID_CHARS]!r}")
         self.version = _version(_of(told, "metadata", dict)) or self.version
@@ -95,8 +97,7 @@ class Slices:
 
 def _read(document: Any) -> tuple[str, _Slice]:
     """A slice and its name."""
-    name = _of(_of(document, "metadata", dict), "name", str)
-    kind = _of(document, "addressType", str)
+    name, kind = _name(document), _of(document, "addressType", str)
     endpoints = document.get("endpoints") or []
     if kind not in ("IPv4", "IPv6") or not endpoints:
         return name, _Slice(kind, ())
@@ -104,6 +105,13 @@ def _read(document: Any) -> tuple[str, _Slice]:
         raise _other_form("endpoints")
     scheme, port, bootstrap = _ports(document, name)
     return name, _Slice(kind, tuple(_endpoint(e, scheme, port, bootstrap) for e in endpoints))
+
+
+def _name(document: Any) -> str:
+    name: str = _of(_of(document, "metadata", dict), "name", str)
+    if len(name) > NAME_CHARS:
+        raise _other_form("name")
+    return name
 
 
 def _ports(document: Any, name: str) -> tuple[str, int, int | None]:
@@ -128,9 +136,10 @@ def _ports(document: Any, name: str) -> tuple[str, int, int | None]:
 def _endpoint(document: Any, scheme: str, port: int, bootstrap: int | None) -> _Endpoint:
     """An endpoint: named as its pod, or by its address. Without a word on it, it is ready."""
     addresses = _of(document, "addresses", list)
+    first = addresses[0] if addresses else None  # Kubernetes: the others have no meaning
     try:
-        address = ipaddress.ip_address(addresses[0])  # Kubernetes: the others have no meaning
-    except (ValueError, IndexError) as error:
+        address = ipaddress.ip_address(first if isinstance(first, str) else "")
+    except ValueError as error:
         raise _other_form("addresses") from error
     host = f"[{address}]" if address.version == 6 else str(address)
     conditions = _object(document.get("conditions") or {})

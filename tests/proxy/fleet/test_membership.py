@@ -264,6 +264,17 @@ async def test_who_waits_is_told_when_an_instance_serves_again() -> None:
     assert house.back == 1
 
 
+@pytest.mark.parametrize("source", [OPERATORS, DISCOVERY])
+async def test_sensors_of_the_options_stay_where_others_name_none(source: str) -> None:
+    house = House()
+    with_sensor = InstanceSpec.parse("a=127.0.0.1:11;dcgm=9400")
+    house.members.want(OPTIONS, [with_sensor])
+    await house.names(source, SPECS["a"])
+    assert house.instances.specs["a"] == with_sensor
+    house.members.want(OPTIONS, [SPECS["a"]])
+    assert house.instances.specs["a"] == SPECS["a"]
+
+
 async def test_a_list_that_names_one_twice_adds_it_once() -> None:
     house = House()
     twice = [SPECS["a"], spec("d", 11), SPECS["a"]]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from proxy.config.values import InstanceSpec
 from proxy.fleet.discovery.base import MOST_FOUND, DiscoveryError
 from proxy.fleet.discovery.slices import MOST_SLICES, Lines, OutdatedError, Slices
 from tests.support.slices_api import HTTP, a_slice, endpoint
@@ -134,6 +141,8 @@ GOOD = endpoint("a", "10.0.0.1")
         },
         {"metadata": {}, "items": [a_slice("s", {"addresses": []})]},
         {"metadata": {}, "items": [a_slice("s", {"addresses": ["engine.example"]})]},
+        {"metadata": {}, "items": [a_slice("s", {"addresses": [7]})]},
+        {"metadata": {}, "items": [a_slice("s" * 254)]},
         {"metadata": {}, "items": [a_slice("s", GOOD | {"conditions": 1})]},
         {"metadata": {}, "items": [a_slice("s") | {"endpoints": 1}]},
         {"metadata": {}, "items": [a_slice(f"s{n}") for n in range(MOST_SLICES + 1)]},
@@ -177,3 +186,41 @@ def test_lines_come_in_any_pieces() -> None:
 def test_a_line_has_a_limit(data: bytes) -> None:
     with pytest.raises(DiscoveryError, match="more than 8 bytes"):
         Lines(8).feed(data)
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value in a document."""
+    yield path
+    members = enumerate(node) if isinstance(node, list) else ()
+    for key, value in node.items() if isinstance(node, dict) else members:
+        yield from places(value, (*path, key))
+
+
+def put(node: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """The document with another value at a path."""
+    if not path:
+        return value
+    copy = node.copy()
+    copy[path[0]] = put(node[path[0]], path[1:], value)
+    return copy
+
+
+WRITTEN = orjson.loads(AS_WRITTEN.read_bytes())
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from([*places(WRITTEN)]), JSON)
+def test_whatever_an_api_says_is_an_instance_or_an_error(path: tuple[Any, ...], value: Any) -> None:
+    document = put(WRITTEN, path, value)
+    slices = Slices()
+    with suppress(DiscoveryError):
+        slices.replace(document)
+    with suppress(DiscoveryError, OutdatedError):
+        slices.apply({"type": "MODIFIED", "object": document})
+    for spec in slices.found().instances:
+        ip_address(urlsplit(spec.url).hostname or "")
+        assert InstanceSpec.parse(str(spec)) == spec
