@@ -130,6 +130,7 @@ class Routes:
         self,
         state: ProxyState,
         reloader: Reloader,
+        discovery: Discovery,
         large_bodies: LargeBodies,
         is_replaced: Callable[[], bool],
     ) -> None:
@@ -140,7 +141,7 @@ class Routes:
             state.in_flight,
             state.exposition,
             state.overload,
-            state.telemetry.logs,
+            (*state.telemetry.logs, discovery),
             lambda: reloader.last,
         )
         self._fleet = FleetPaths(
@@ -305,7 +306,7 @@ class Proxy:
         self._probes: Probes
         self._kv_events: KvEvents
         self._sampling: Sampling
-        self._discovery: Discovery | None = None
+        self._discovery: Discovery
         self._large_bodies: LargeBodies | None = None
         self._runner: web.AppRunner
         self._rules: Rules
@@ -358,9 +359,11 @@ class Proxy:
         self._kv_events = KvEvents(state.instances, state.options)
         self._sampling = Sampling(state.instances, state.options, state.gpus, registry.SENSORS)
         self._large_bodies = LargeBodies(state.detached)
+        self._discovery = await self._made_discovery()
         routes = Routes(
             state,
             self.reloader,
+            self._discovery,
             self._large_bodies,
             lambda: self._hot_restart.is_replacing,
         )
@@ -375,7 +378,6 @@ class Proxy:
             self._runners,
             self._stop,
         )
-        await self._discover()
         if self._inherited.snapshot is not None:
             try:
                 self._take_over(self._inherited.snapshot)
@@ -396,29 +398,32 @@ class Proxy:
                 app, settings.admin_host, settings.admin_port, secure
             )
         self._inherited.drop()
+        self.own_ports.clear()  # what the options say, where sockets are inherited
         self.own_ports |= {at[1] for r in self._runners for at in r.addresses}
 
-    async def _discover(self) -> None:
-        """Know what `--discover` finds before a predecessor's knowledge is taken over."""
+    async def _made_discovery(self) -> Discovery:
+        """The sources of `--discover`, asked once; raises ConfigError.
+
+        A predecessor's knowledge is taken over later: it is of instances that are there.
+        """
         state, settings = self.state, self._settings
-        if not settings.discover:
-            return
         try:
             found = sources(Around(settings, state.instances.connect_options.resolver, os.environ))
         except ConfigError:
             await self.close()
             raise
-        self.own_ports |= {settings.port, settings.admin_port or settings.port}
-        count = state.metrics.discovery_refused
-        self._discovery = Discovery(
+        refused = state.metrics.discovery_refused
+        made = Discovery(
             found,
             state.members,
             state.options,
             state.clock,
-            lambda source: count.labels(source).inc(),
+            lambda source: refused.labels(source).inc(),
         )
-        state.metrics.registry.register(DiscoveryCollector(self._discovery.ages_s))
-        await self._discovery.begin()
+        state.metrics.registry.register(DiscoveryCollector(made.ages_s))
+        self.own_ports |= {settings.port, settings.admin_port or settings.port}
+        await made.begin()
+        return made
 
     def _take_over(self, file: BinaryIO) -> None:
         """Know what a predecessor knew; raises ConfigError if the options open what it closed."""
@@ -544,7 +549,7 @@ class Proxy:
             "kv-events": self._kv_events,
             "sensors": self._sampling,
         }
-        if self._discovery is not None:
+        if self._settings.discover:
             parts["discovery"] = self._discovery
         if self._settings.limits_heat:
             parts["thermal"] = state.thermal

@@ -52,8 +52,8 @@ class Seen:
             assert got.status == 200, await got.text()
             return got.headers["X-Cache-Proxy-Instance"]
 
-    async def metrics(self) -> str:
-        async with aiohttp.request("GET", f"{self._url}/metrics") as response:
+    async def get(self, path: str) -> str:
+        async with aiohttp.request("GET", f"{self._url}{path}") as response:
             return await response.text()
 
 
@@ -90,11 +90,14 @@ async def test_engines_behind_an_api(tmp_path: Path) -> None:
 
             await api.gone()
             await until(lambda: "the last 1 instances stay" in proxy.log, "a line with the cause")
+            assert "discovery k8s://inference/vllm: " in await seen.get("/health")
             assert await seen.ask() == "vllm-2"
             proxy.send_signal(signal.SIGHUP)
             await until(lambda: "nothing has changed" in proxy.log, "reloaded")
             assert (await seen.instances()).keys() == {"vllm-2"}
-            assert 'discovery_age_seconds{source="k8s://inference/vllm"}' in await seen.metrics()
+            assert 'discovery_age_seconds{source="k8s://inference/vllm"}' in await seen.get(
+                "/metrics"
+            )
 
             api.put(pods("vllm-1", one))
             await api.back()

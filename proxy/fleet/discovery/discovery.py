@@ -75,6 +75,13 @@ class Discovery:
         """Why what a source told last is old, by source."""
         return {text: asked.fault for text, asked in self._asked.items() if asked.fault}
 
+    @property
+    def fault(self) -> tuple[str, float] | None:
+        """The first of them for /health, and since when nothing was told, in unix seconds."""
+        for text, why in self.faults.items():
+            return f"discovery {text}: {why}", self._clock.unix(self._asked[text].told_s)
+        return None
+
     def ages_s(self) -> dict[str, float]:
         """How long ago each source told its instances."""
         now_s = self._clock.now_s()
@@ -141,7 +148,7 @@ class Discovery:
             for name, spec in asked.last.items()
             if name not in found.leaving and spec.url not in refusals
         }
-        if usable or not kept:
+        if usable or not (kept or found.instances):
             asked.last, asked.told_s = usable, self._clock.now_s()
             if asked.fault is not None:
                 _log.info("discovery %s: it tells %d instances again", text, len(usable))

@@ -113,6 +113,12 @@ async def test_an_address_that_is_refused(
     assert why in told[0]
 
 
+async def test_a_source_of_which_nothing_may_be_used_from_the_start(discovering: Begins) -> None:
+    async with discovering({"one": Told("0.0.0.0:8000")}) as found:
+        assert found.discovery.faults == {"one": "it tells no instance that may be used"}
+        assert found.fleet == ""
+
+
 async def test_a_fence_that_is_narrowed_drains_what_is_outside(discovering: Begins) -> None:
     source = Told(A, "b=10.1.0.1:8000")
     async with discovering({"one": source}) as found:
@@ -130,13 +136,16 @@ async def test_a_cause_is_logged_once_and_its_end(
     source = Told(error="it is away")
     async with discovering({"one": source}) as found:
         assert found.discovery.faults == {"one": "it is away"}
+        text, since = found.discovery.fault or ("", 0.0)
+        assert text == "discovery one: it is away"
+        assert since <= found.clock.unix_now()
         await asyncio.sleep(0)
         source.say(A)
         await found.becomes("a")
         source.say(error="it is broken")
         await until(lambda: found.discovery.faults == {"one": "it is broken"})
         source.say(A)
-        await until(lambda: not found.discovery.faults)
+        await until(lambda: found.discovery.fault is None)
     told = [r.getMessage() for r in caplog.records if r.getMessage().startswith("discovery")]
     assert told == [
         "discovery one: it is away; no instance yet",
