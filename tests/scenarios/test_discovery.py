@@ -89,7 +89,7 @@ async def test_engines_behind_an_api(tmp_path: Path) -> None:
             assert {await seen.ask() for _ in range(4)} == {"vllm-2"}
 
             await api.gone()
-            await until(lambda: "the last 1 instances stay" in proxy.log, "a line with the cause")
+            await until(lambda: "the last set of 1 stays" in proxy.log, "a line with the cause")
             assert "discovery k8s://inference/vllm: " in await seen.get("/health")
             assert await seen.ask() == "vllm-2"
             proxy.send_signal(signal.SIGHUP)

@@ -134,7 +134,7 @@ class Discovery:
         asked.fault = why
         suppressed = self._throttle.turn((text, why), self._clock.now_s())
         if suppressed is not None:
-            stay = f"the last {len(asked.last)} instances stay" if asked.last else "no instance yet"
+            stay = f"the last set of {len(asked.last)} stays" if asked.last else "no instance yet"
             _log.warning("discovery %s: %s; %s%s", text, why, stay, more(suppressed))
 
     def _told(self, text: str, found: Found) -> None:
@@ -150,8 +150,9 @@ class Discovery:
         }
         if usable or not (kept or found.instances):
             asked.last, asked.told_s = usable, self._clock.now_s()
-            if asked.fault is not None:
-                _log.info("discovery %s: it tells %d instances again", text, len(usable))
+            has_come_back = asked.fault is not None
+            if has_come_back and self._throttle.turn((text, None), asked.told_s) is not None:
+                _log.info("discovery %s: it tells its instances again: %d", text, len(usable))
             asked.fault = None
         else:
             asked.last = kept
@@ -191,7 +192,7 @@ class Discovery:
         late = {answer.name for answer in answers if answer.verdict is Verdict.REFUSED}
         for answer in answers:
             if answer.verdict is Verdict.DRAIN:
-                _log.info("instance %s drains: no discovery names it any more", answer.name)
+                _log.info("instance %s drains: no discovery wants it any more", answer.name)
         self._offered = {spec.name: spec for spec in coming if spec.name not in late}
         self._has_waiting = len(self._offered) < len(wanted)
 

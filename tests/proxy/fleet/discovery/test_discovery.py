@@ -129,7 +129,7 @@ async def test_a_fence_that_is_narrowed_drains_what_is_outside(discovering: Begi
         await found.becomes("a")
 
 
-async def test_a_cause_is_logged_once_and_its_end(
+async def test_a_cause_is_logged_and_its_end_now_and_then(
     discovering: Begins, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -149,9 +149,8 @@ async def test_a_cause_is_logged_once_and_its_end(
     told = [r.getMessage() for r in caplog.records if r.getMessage().startswith("discovery")]
     assert told == [
         "discovery one: it is away; no instance yet",
-        "discovery one: it tells 1 instances again",
-        "discovery one: it is broken; the last 1 instances stay",
-        "discovery one: it tells 1 instances again",
+        "discovery one: it tells its instances again: 1",
+        "discovery one: it is broken; the last set of 1 stays",
     ]
 
 
