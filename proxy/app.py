@@ -6,6 +6,7 @@ An unknown path gets a 404, a known path with another method a 405.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import ssl
@@ -27,6 +28,8 @@ from proxy.config.sources import ConfigError
 from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.kvcache.sessions import nobody
 from proxy.fleet import probes
+from proxy.fleet.discovery.discovery import Discovery, DiscoveryCollector
+from proxy.fleet.discovery.registry import Around, sources
 from proxy.fleet.kv_events import KvEvents
 from proxy.fleet.probes import Probes
 from proxy.fleet.sensors import registry
@@ -127,6 +130,7 @@ class Routes:
         self,
         state: ProxyState,
         reloader: Reloader,
+        discovery: Discovery,
         large_bodies: LargeBodies,
         is_replaced: Callable[[], bool],
     ) -> None:
@@ -137,7 +141,7 @@ class Routes:
             state.in_flight,
             state.exposition,
             state.overload,
-            state.telemetry.logs,
+            (*state.telemetry.logs, discovery),
             lambda: reloader.last,
         )
         self._fleet = FleetPaths(
@@ -302,6 +306,7 @@ class Proxy:
         self._probes: Probes
         self._kv_events: KvEvents
         self._sampling: Sampling
+        self._discovery: Discovery
         self._large_bodies: LargeBodies | None = None
         self._runner: web.AppRunner
         self._rules: Rules
@@ -354,9 +359,11 @@ class Proxy:
         self._kv_events = KvEvents(state.instances, state.options)
         self._sampling = Sampling(state.instances, state.options, state.gpus, registry.SENSORS)
         self._large_bodies = LargeBodies(state.detached)
+        self._discovery = await self._made_discovery()
         routes = Routes(
             state,
             self.reloader,
+            self._discovery,
             self._large_bodies,
             lambda: self._hot_restart.is_replacing,
         )
@@ -391,7 +398,32 @@ class Proxy:
                 app, settings.admin_host, settings.admin_port, secure
             )
         self._inherited.drop()
+        self.own_ports.clear()  # what the options say, where sockets are inherited
         self.own_ports |= {at[1] for r in self._runners for at in r.addresses}
+
+    async def _made_discovery(self) -> Discovery:
+        """The sources of `--discover`, asked once; raises ConfigError.
+
+        A predecessor's knowledge is taken over later: it is of instances that are there.
+        """
+        state, settings = self.state, self._settings
+        try:
+            found = sources(Around(settings, state.instances.connect_options.resolver, os.environ))
+        except ConfigError:
+            await self.close()
+            raise
+        refused = state.metrics.discovery_refused
+        made = Discovery(
+            found,
+            state.members,
+            state.options,
+            state.clock,
+            lambda source: refused.labels(source).inc(),
+        )
+        state.metrics.registry.register(DiscoveryCollector(made.ages_s))
+        self.own_ports |= {settings.port, settings.admin_port or settings.port}
+        await made.begin()
+        return made
 
     def _take_over(self, file: BinaryIO) -> None:
         """Know what a predecessor knew; raises ConfigError if the options open what it closed."""
@@ -517,6 +549,8 @@ class Proxy:
             "kv-events": self._kv_events,
             "sensors": self._sampling,
         }
+        if self._settings.discover:
+            parts["discovery"] = self._discovery
         if self._settings.limits_heat:
             parts["thermal"] = state.thermal
             parts["engine-caps"] = state.engine_caps

@@ -126,7 +126,7 @@ async def _serve(loaded: Loaded, given: Sequence[str], inherited: InheritedSocke
     server.catch_signals()
     collect_rarely()
     logger = logging.getLogger("proxy")
-    count = len(loaded.settings.instances)
+    count = len(server.state.known.fleet.members())
     logger.info("cache-proxy %s, process %d", described(), os.getpid())
     logger.info("listening on %s (instances: %d)", server.url, count)
     warn_of_options(logger, loaded.settings)
@@ -163,11 +163,12 @@ def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
         logger.warning("extra_paths: /* relays an engine's operator paths too, such as /sleep")
     if never := [path for path in settings.extra_paths if is_for_operators(path)]:
         logger.warning("extra_paths: %s: never relayed, as it changes one engine", never[0])
-    if len(settings.instances) == 1:
+    if len(settings.instances) == 1 and not settings.discover:
         logger.warning(
             "one instance: if more were given, put the list in quotes (a shell cuts at ;)"
         )
     blind = [spec.name for spec in settings.instances if not spec.sensors]
+    blind += [str(source) for source in settings.discover]  # what it finds has no sensor
     if settings.thermal is not None and blind:
         logger.warning(
             "--thermal does not control %s: no GPU sensor is given (;gpus=0-7;dcgm=9400)",

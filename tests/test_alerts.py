@@ -127,6 +127,10 @@ CASES: dict[str, tuple[dict[str, Change], dict[str, Change]]] = {
         steady("instance_healthy", a=0, b=1) | steady("breaker_state", a=2, b=0),
         steady("instance_healthy", a=0, b=1) | steady("breaker_state", a=4, b=0),
     ),
+    "CacheProxyDiscoveryStale": (
+        {'cache_proxy_discovery_age_seconds{source="k8s://a/b"}': (181.0, 181.0)},
+        {'cache_proxy_discovery_age_seconds{source="k8s://a/b"}': (179.0, 179.0)},
+    ),
     "CacheProxyThresholdWithoutEffect": (
         steady("threshold_without_effect", a=1),
         steady("threshold_without_effect", a=0),

@@ -31,6 +31,7 @@ from proxy.core.types import (
     Thresholds,
     Unmoved,
 )
+from proxy.fleet.discovery.discovery import DiscoveryCollector
 from proxy.fleet.gauges import FleetCollector
 from proxy.protocol.request_framing import Refusal
 from proxy.telemetry.instruments import Counts, Spreads
@@ -73,6 +74,7 @@ def exported():
     published.heard_s = published.lag_s = 0.0
     metrics.registry.register(FleetCollector(router.known, {"a": stats}, known_heat("a")))
     metrics.registry.register(gpu_collector())
+    metrics.registry.register(DiscoveryCollector(lambda: {"dns://engines:8000": 0.0}))
     planner = PlannerMetrics()
     for metric in vars(planner).values():
         if getattr(metric, "_labelnames", ()):

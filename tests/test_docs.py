@@ -23,6 +23,7 @@ from proxy.core.types import (
     RouterConfig,
     Thresholds,
 )
+from proxy.fleet.discovery.discovery import DiscoveryCollector
 from proxy.fleet.gauges import FleetCollector
 from proxy.protocol.endpoints import RELAYED
 from proxy.telemetry.instruments import Counts, Spreads
@@ -112,6 +113,7 @@ def metric_table():
     router.known.latency.calibration.observe("WARM", 1.0, 1.0, queued=False)
     metrics.registry.register(FleetCollector(router.known, {"a": stats}, known_heat("a")))
     metrics.registry.register(gpu_collector())
+    metrics.registry.register(DiscoveryCollector(lambda: {"dns://engines:8000": 0.0}))
     return rows_of(metrics.registry)
 
 

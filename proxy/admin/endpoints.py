@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import asdict
+from typing import Protocol
 
 import orjson
 from aiohttp import web
@@ -49,7 +50,7 @@ from proxy.state.thermal import ThermalControl
 from proxy.telemetry.log import printable_json
 from proxy.telemetry.metrics import Exposition
 from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.request_log import RecordLog, record_json
+from proxy.telemetry.request_log import record_json
 from proxy.telemetry.requests import DECISIONS_KEPT, REFUSED_KEPT
 
 MODELS_TIMEOUT_S = 2.0
@@ -66,11 +67,19 @@ EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _log = logging.getLogger(__name__)
 
 
+class MayFail(Protocol):
+    """A part that goes on without what it cannot do."""
+
+    @property
+    def fault(self) -> tuple[str, float] | None:
+        """What it cannot do, and since when in unix seconds; None if all is well."""
+
+
 class HealthPaths:
     """/live, /ready, /health and /metrics, for load balancers and Prometheus.
 
-    `last_reload` returns how the last reload of the options ended, None before the first; `logs`:
-    those that may be unable to write.
+    `last_reload` returns how the last reload of the options ended, None before the first; `parts`:
+    logs that may be unable to write, and what else may fail alone.
     """
 
     def __init__(
@@ -79,11 +88,11 @@ class HealthPaths:
         in_flight: InFlight,
         exposition: Exposition,
         overload: OverloadWatch,
-        logs: Sequence[RecordLog],
+        parts: Sequence[MayFail],
         last_reload: Callable[[], dict[str, object] | None],
     ) -> None:
         self._instances, self._in_flight, self._exposition = instances, in_flight, exposition
-        self._overload, self._logs, self._last_reload = overload, logs, last_reload
+        self._overload, self._parts, self._last_reload = overload, parts, last_reload
         self._start = round(instances.clock.unix(instances.clock.now_s()), 3)
 
     async def live(self, request: web.Request) -> web.Response:
@@ -141,7 +150,7 @@ class HealthPaths:
         if defects := self._in_flight.defects:
             text = f"requests that a defect of the proxy ended: {defects}; see its log on stderr"
             found.append((text, unix(self._in_flight.first_defect_s)))
-        found += [fault for log in self._logs if (fault := log.fault) is not None]
+        found += [fault for part in self._parts if (fault := part.fault) is not None]
         if last_reload is not None and "error" in last_reload:
             found.append((str(last_reload["error"]), float(str(last_reload["t"]))))
         return found
@@ -236,6 +245,7 @@ class FleetPaths:
         return {
             "name": name,
             "url": member.instance.url,
+            "sources": self._members.sources(name),
             "bootstrap_url": member.instance.bootstrap_url,
             "is_up": member.health.is_up,
             "state": member.health.state(now_s),

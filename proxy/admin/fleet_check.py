@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from proxy.config.sources import ConfigError
 from proxy.core.fleet.health import State
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.types import FailureKind
+from proxy.fleet.discovery.discovery import Discovery
+from proxy.fleet.discovery.registry import Around, sources
 from proxy.fleet.instances import Instances
 from proxy.fleet.membership import OPTIONS, Membership
 from proxy.fleet.probes import Job, Probes
@@ -70,8 +73,12 @@ async def check(settings: Settings) -> Report:
     log.setLevel(logging.CRITICAL + 1)  # whatever the probes would log is in the report
     try:
         options = OptionsInForce(settings)
-        Membership(instances, options, lambda: None).want(OPTIONS, settings.instances)
-        return await _Look(instances, settings).report()
+        members = Membership(instances, options, lambda: None)
+        members.want(OPTIONS, settings.instances)
+        found = sources(Around(settings, connect.resolver, os.environ))
+        discovery = Discovery(found, members, options, clock, lambda _: None)
+        await discovery.begin()
+        return await _Look(instances, settings).report(discovery.faults)
     finally:
         log.setLevel(level)
         await instances.close()
@@ -102,8 +109,11 @@ class _Look:
         self._served: dict[str, tuple[str, ...]] = {}
         """The ids of an instance's models, in its order."""
 
-    async def report(self) -> Report:
-        """Ask all instances at the same time, twice where that is needed, and tell the findings."""
+    async def report(self, faults: Mapping[str, str]) -> Report:
+        """Ask all instances at the same time, twice where that is needed, and tell the findings.
+
+        `faults`: why a source of `--discover` tells no instance.
+        """
         upstreams = list(self._instances.all())
         await _each(upstreams, self._reach)
         reached = [u for u in upstreams if u.instance.name not in self._faults]
@@ -113,7 +123,10 @@ class _Look:
         await _each(reached, self._ask_what_it_is)
         return Report(
             tuple(self._line(u) for u in upstreams),
-            tuple(f"{u.instance.name}: {text}" for u in upstreams for text in self._problems(u)),
+            (
+                *(f"{source}: {text}" for source, text in faults.items()),
+                *(f"{u.instance.name}: {text}" for u in upstreams for text in self._problems(u)),
+            ),
             self._notes(),
         )
 

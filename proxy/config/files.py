@@ -7,12 +7,14 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "configs"
 """In the sources a link, in an installation a folder of copies."""
+MOST_PARTS = 2
+"""Of a name: what lies deeper is of use only with its neighbours, as a kustomization is."""
 
 
 def file_names() -> list[str]:
     """Their names, relative to the folder, in alphabetical order."""
-    found = (path for path in FOLDER.rglob("*") if path.is_file())
-    return sorted(path.relative_to(FOLDER).as_posix() for path in found)
+    found = (path.relative_to(FOLDER) for path in FOLDER.rglob("*") if path.is_file())
+    return sorted(path.as_posix() for path in found if len(path.parts) <= MOST_PARTS)
 
 
 def file_text(name: str) -> str:

@@ -1,7 +1,7 @@
 """Load the configuration: flags over environment over file over defaults, checked once at start.
 
-The options are declared in `proxy.config.options`. This module knows two of them by name: `config`,
-which names the file, and `instances`, which has no default.
+The options are declared in `proxy.config.options`. This module knows three of them by name:
+`config`, which names the file, and `instances` and `discover`, of which one is needed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +25,8 @@ from proxy.config.sources import (
 )
 from proxy.config.values import USERINFO, to_toml, value_text
 
+EXAMPLES = {"instances": ("127.0.0.1:8001", "127.0.0.1:8002")}
+"""What stands in the file of defaults for an option whose default is nothing."""
 TABLE_HEAD = (
     "| option | default | unit | allowed | reload | meaning |",
     "|---|---|---|---|---|---|",
@@ -51,10 +53,10 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
     path = given.values.get("config")
     if isinstance(path, str) and path != "none":
         given = _merged(given, read_file(Settings, path, given.origins["config"]))
-    if "instances" not in given.values:
+    if not {"instances", "discover"} & given.values.keys():
         raise ConfigError(
             "instances is not given: use --instances 127.0.0.1:8001,127.0.0.1:8002, "
-            f"{env_of('instances')} or instances in the --config file"
+            f"{env_of('instances')} or instances in the --config file; or --discover"
         )
     origins = {name: given.origins.get(name, "default") for name in Settings.model_fields}
     try:
@@ -80,15 +82,15 @@ def print_config(loaded: Loaded) -> str:
 def default_toml() -> str:
     """The text of configs/proxy.toml: every option with help, commented out at its default."""
     blocks = [
-        "# Options of cache-proxy, each commented out at its default; instances has none and is\n"
-        "# always needed, an example stands for it.\n"
+        "# Options of cache-proxy, each commented out at its default. Of instances and discover\n"
+        "# one is needed; an example stands for instances.\n"
         f"# A flag (--some-option), then an environment variable ({env_of('some_option')}), wins.\n"
     ]
     for topic, members in grouped(Settings).items():
         blocks.append(f"\n# ---- {topic} ----\n")
         for name, field, option in (member for member in members if member[2].in_file):
             notes = "; ".join(note for note in (option.unit, allowed_of(field, option)) if note)
-            default = ("127.0.0.1:8001", "127.0.0.1:8002") if field.is_required else field.default
+            default = EXAMPLES.get(name, field.default)
             blocks.append(f"\n# {option.help}\n# [{notes}]\n# {name} = {to_toml(default)}\n")
     return "".join(blocks)
 

@@ -22,15 +22,18 @@ from proxy.config.secrets import (
 )
 from proxy.config.sources import Option
 from proxy.config.values import (
+    DISCOVER_FORM,
     EVENTS_FORM,
     HEADERS_FORM,
     INSTANCE_FORM,
     ORIGINS_FORM,
     WEIGHTS_FORM,
     ByteSize,
+    DiscoverAt,
     InstanceSpec,
     TenantWeight,
     cidr_list,
+    discover_list,
     events_text,
     header_list,
     instance_list,
@@ -68,7 +71,8 @@ Count = Annotated[int, Meta(ge=1, le=MOST)]
 Tokens = Annotated[int, Meta(ge=0, le=MOST)]
 Seconds = Annotated[float, Meta(gt=0, le=MOST_S)]
 NonNegative = Annotated[float, Meta(ge=0, le=MOST_S)]
-Instances = Annotated[tuple[InstanceSpec, ...], Before(instance_list), Meta(min_length=1)]
+Instances = Annotated[tuple[InstanceSpec, ...], Before(instance_list)]
+Discoveries = Annotated[tuple[DiscoverAt, ...], Before(discover_list), Meta(max_length=16)]
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], Meta(min_length=1)]
 SECRET_FORM = "text, never shown, or @FILE that holds it, or none"
 NEEDS = (
@@ -334,8 +338,8 @@ class Settings(Model):
         Before(cidr_list),
         Option(
             ACCESS,
-            "Networks in which instances may be added at run time; none: only at the addresses "
-            "of --instances.",
+            "Networks in which instances may be added at run time; none: operators add them only "
+            "at the addresses of --instances, and --discover finds them anywhere.",
             allowed="networks like 10.0.0.0/8,fd00::/8, or none",
             reloadable=True,
         ),
@@ -346,11 +350,29 @@ class Settings(Model):
         Option(
             FLEET,
             "vLLM servers, comma separated (TOML: an array). With --kv-connector mooncake a "
-            "prefill server needs a bootstrap server, given or found; see --bootstrap-port.",
+            "prefill server needs a bootstrap server, given or found; see --bootstrap-port. "
+            "Needed where there is no --discover.",
             allowed=INSTANCE_FORM,
             reloadable=True,
         ),
-    ]
+    ] = ()
+    discover: Annotated[
+        Discoveries,
+        Option(
+            FLEET,
+            "Where instances are looked for as long as the proxy runs, beside --instances: the "
+            "addresses of a name, or the pods of a Kubernetes service.",
+            allowed=DISCOVER_FORM,
+        ),
+    ] = ()
+    discover_account: Annotated[
+        Path,
+        Option(
+            FLEET,
+            "Folder with token and ca.crt for the Kubernetes API of k8s://. Its address is in "
+            "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT.",
+        ),
+    ] = Path("/var/run/secrets/kubernetes.io/serviceaccount")
     sensor_interval: Annotated[
         float,
         Meta(ge=0.05, le=3600),
@@ -810,6 +832,8 @@ class Settings(Model):
 
     def check(self) -> None:
         """Raise OptionError if values contradict each other."""
+        if not (self.instances or self.discover):
+            raise OptionError("instances", "none is given, and there is no --discover")
         if self.warm_threshold > self.heavy_threshold:
             raise _pair("warm_threshold", "must not be larger than", "heavy_threshold")
         for name, other in NEEDS:

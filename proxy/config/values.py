@@ -56,6 +56,14 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0
 HEADER_CHARS, MOST_HEADERS = 64, 16
 HEADERS_FORM = f"names of at most {HEADER_CHARS} characters, at most {MOST_HEADERS}"
 _HEADER = re.compile(rf"[A-Za-z0-9!#$%&'*+.^_`|~-]{{1,{HEADER_CHARS}}}")
+DISCOVER_FORM = "dns://NAME:PORT or k8s://NAMESPACE/SERVICE, comma separated"
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_DISCOVERIES: dict[str, tuple[re.Pattern[str], str]] = {
+    "dns": (re.compile(r"([A-Za-z0-9._-]{1,253}):([0-9]{1,5})"), "dns://NAME:PORT"),
+    "k8s": (re.compile(rf"({_LABEL})/({_LABEL})"), "k8s://NAMESPACE/SERVICE"),
+}
+"""What follows the scheme of each kind of discovery, and the form as it is told."""
+_SCHEMES = [f"{kind}://" for kind in _DISCOVERIES]
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 ORIGINS_FORM = "origins like https://app.example.com,http://localhost:3000, or *"
 _PORT = r"[0-9]{1,5}|\{port(?:[+-][0-9]{1,5})?\}"
@@ -216,6 +224,38 @@ class EventsAt:
         return own, port_by(self.port, port), replay_port
 
 
+@dataclass(frozen=True, slots=True)
+class DiscoverAt:
+    """Where instances are looked for: `dns` has a name and a port, `k8s` a namespace and a service.
+
+    `scope`: the name, or the namespace.
+    """
+
+    kind: str
+    scope: str
+    what: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `dns://NAME:PORT` or `k8s://NAMESPACE/SERVICE`; raises `ValueError` for others."""
+        kind, marks, rest = text.strip().partition("://")
+        if not marks or kind not in _DISCOVERIES:
+            shown = USERINFO.sub("***@", text)
+            raise ValueError(f"{shown!r} begins with none of: {', '.join(_SCHEMES)}")
+        form, shown = _DISCOVERIES[kind]
+        found = form.fullmatch(rest)
+        if found is None:
+            raise ValueError(f"{USERINFO.sub('***@', text)!r} is not {shown}")
+        if kind == "dns":
+            port_by(found[2], 0)
+        return cls(kind, found[1], found[2])
+
+    def __str__(self) -> str:
+        """Text that `parse` reads back as an equal value."""
+        between = ":" if self.kind == "dns" else "/"
+        return f"{self.kind}://{self.scope}{between}{self.what}"
+
+
 def port_by(text: str, port: int) -> int:
     """The port that a text of an `EventsAt` means for an instance; raises `ValueError` for none."""
     found = int(text) if text.isdecimal() else port + int(text[len("{port") : -1] or 0)
@@ -255,6 +295,16 @@ def instance_list(value: object) -> object:
     _refuse_duplicates("name", (getattr(spec, "name", None) for spec in specs))
     _refuse_duplicates("address", (getattr(spec, "url", None) for spec in specs))
     return specs
+
+
+def discover_list(value: object) -> object:
+    """Parse `dns://a:1,k8s://b/c` or a list of texts; other values are left to the type check."""
+    entries = [e for e in value.split(",") if e.strip()] if isinstance(value, str) else value
+    if not isinstance(entries, list | tuple):
+        return value
+    places = tuple(DiscoverAt.parse(e) if isinstance(e, str) else e for e in entries)
+    _refuse_duplicates("source", map(str, places))
+    return places
 
 
 def path_list(value: object) -> object:

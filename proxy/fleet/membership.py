@@ -1,7 +1,7 @@
 """The one door by which instances come into the fleet, drain, serve again and go.
 
-Sources name instances: the options, operators, and later others. What one of them wants against
-another is decided by `RIGHTS`; whoever adds a source adds a row there.
+Sources name instances: the options, operators, discovery, and later others. What one of them wants
+against another is decided by `RIGHTS`; whoever adds a source adds a row there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proxy.core.types import Instance
 from proxy.fleet.instances import Instances
 from proxy.net.addresses import check
 
-OPTIONS, OPERATORS = "options", "operators"
+OPTIONS, OPERATORS, DISCOVERY = "options", "operators", "discovery"
 LOOK_S = 0.05
 """How often is looked whether an instance has drained, while one drains."""
 DRAINED_S = 60.0
@@ -41,6 +41,7 @@ class Rights:
 RIGHTS = {
     OPERATORS: Rights(drains=None, heeds=frozenset()),
     OPTIONS: Rights(drains=frozenset({OPERATORS}), heeds=frozenset({OPERATORS})),
+    DISCOVERY: Rights(drains=frozenset(), heeds=frozenset({OPERATORS})),
 }
 """By source. A source always ends its own drain, and drains what nobody else names."""
 
@@ -163,6 +164,10 @@ class Membership:
         member = self._fleet.get(name)
         return member is not None and member.is_draining
 
+    def sources(self, name: str) -> list[str]:
+        """The sources that want an instance to serve."""
+        return sorted(self._wishes[name].named) if name in self._wishes else []
+
     def drained_for_s(self, name: str) -> float | None:
         """How long ago an instance had drained, within DRAINED_S; else None."""
         at_s = self._drained.get(name)
@@ -249,7 +254,7 @@ class Membership:
             if source != OPTIONS:  # the options' are named in the line of the reload
                 _log.info("instance %s added: %s", name, spec.url)
         else:
-            if source != OPERATORS or spec.sensors:  # an operator who names none leaves them
+            if source == OPTIONS or spec.sensors:  # another source that names none leaves them
                 self._instances.specs[name] = spec
             wishes = self._of(name)
             wishes.named.add(source)

@@ -5,8 +5,8 @@ checked before use: a changed name must not move an instance to this machine, to
 or out of the allowed networks. A refused answer counts as a failure.
 
 An operator who adds an instance at run time makes the proxy connect to it. Against request forgery,
-`check` checks every address of the instance before it is added. Redirects are never followed: an
-answer that is not 200 is a failure.
+`check` checks every address of the instance before it is added, and `refused` one that a discovery
+has found. Redirects are never followed: an answer that is not 200 is a failure.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Resolver:
     def __init__(
         self, look_up: LookUp = system_look_up, now_s: Callable[[], float] = time.monotonic
     ) -> None:
-        self._look_up = look_up
+        self.look_up = look_up
         self._now_s = now_s
         self._known: dict[str, _Known] = {}
         self._fences: dict[str, Networks] = {}
@@ -135,7 +135,7 @@ class Resolver:
 
     async def _ask(self, host: str, port: int, known: _Known | None) -> tuple[str, ...]:
         try:
-            found = dict.fromkeys(await self._look_up(host, port))
+            found = dict.fromkeys(await self.look_up(host, port))
         except (OSError, UnicodeError) as error:
             raise UpstreamFailure(FailureKind.UNREACHABLE, "its name has no address") from error
         addresses = tuple(islice(found, MOST_ADDRESSES))
@@ -272,12 +272,19 @@ async def _look_up(host: str, port: int, resolver: Resolver) -> list[Address]:
 def _check_address(
     address: Address, port: int, networks: Networks, own_ports: Collection[int]
 ) -> None:
-    if why := never(address):
+    if why := refused(address, port, networks, own_ports):
         raise ForbiddenAddressError(why)
-    if not within(address, networks):
-        raise ForbiddenAddressError(f"{address} is outside the allowed networks (--allow-cidr)")
-    if port in own_ports and _is_here(address):
-        raise ForbiddenAddressError(f"{address}:{port} is this proxy")
+
+
+def refused(
+    address: Address, port: int, networks: Networks | None, own_ports: Collection[int]
+) -> str | None:
+    """Why an instance may not be at an address; None if it may. `networks` None: all of them."""
+    if why := never(address):
+        return why
+    if networks is not None and not within(address, networks):
+        return f"{address} is outside the allowed networks (--allow-cidr)"
+    return f"{address}:{port} is this proxy" if port in own_ports and _is_here(address) else None
 
 
 def _is_here(address: Address) -> bool:

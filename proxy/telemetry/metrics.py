@@ -107,6 +107,9 @@ class Metrics:
         )
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
         self.reloads = count("config_reloads", "Reloads of the options", "result")
+        self.discovery_refused = count(
+            "discovery_refused", "Addresses that --discover found and the proxy refuses", "source"
+        )
         self.denied = count("denied", "Requests without a known key or token", "who")
         self.thermal_evictions = count(
             "thermal_evictions", "Requests evicted from hot instances", "policy", "outcome"

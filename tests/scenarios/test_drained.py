@@ -189,3 +189,25 @@ async def test_the_pre_stop_hook_of_the_documentation(tmp_path: Path) -> None:
         held.let_go(2)
         assert await stopping == (0, 2)
         await asyncio.gather(*running)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+async def test_the_pre_stop_hook_of_an_engine_that_was_discovered(tmp_path: Path) -> None:
+    """It waits while the proxy names the pod, whoever drains it; and not for one not named."""
+    held, script = Held(), marked("docs/deploy/kubernetes.md", "pre-stop")
+    async with held.engine, ServedProxy(tmp_path / "log", [f"a={held.engine.address}"]) as proxy:
+        await proxy.up()
+
+        async def hook(name: str) -> tuple[int, int]:
+            env = {"PATH": os.environ["PATH"], "PROXY": proxy.server.url, "HOSTNAME": name}
+            with Child(["sh", "-euc", script], env=env) as run:
+                return await run.ended(), held.ended
+
+        running = await streaming(proxy, 2)
+        stopping = asyncio.create_task(hook("a"))
+        assert await hook("unknown") == (0, 0)
+        assert (await call(proxy, "DELETE", "/instances/a?drain=true"))[0] == 202
+        assert not stopping.done()
+        held.let_go(2)
+        assert await stopping == (0, 2)
+        await asyncio.gather(*running)

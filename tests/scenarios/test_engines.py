@@ -406,7 +406,7 @@ async def test_a_name_of_several_engines(tmp_path: Path, monkeypatch: pytest.Mon
     async with ToldEngine() as engine:
         url = f"e0=engines.test:{engine.port}"
         async with ServedProxy(tmp_path / "log", [url], kv_connector="none") as proxy:
-            proxy.server.state.instances.connect_options.resolver._look_up = look_up
+            proxy.server.state.instances.connect_options.resolver.look_up = look_up
             await until(lambda: "2 addresses (127.0.0.1, 127.0.0.2)" in told_of(proxy))
             _, health = await call(proxy, "GET", "/health")
             assert "engines.test" in health["instances"]["e0"]["warnings"][-1]

@@ -69,6 +69,10 @@ TYPED = (
     ("cache-proxy --instances 10.0.0.256:8000", "Octet 256 (> 255) not permitted"),
     ("cache-proxy --instances a=gpu-1,a=gpu-2", "name 'a' is given twice"),
     ("cache-proxy --instances gpu-1:8000,gpu-1:8000", "name 'gpu-1:8000' is given twice"),
+    ("cache-proxy --discover file://engines", "begins with none of: dns://, k8s://"),
+    ("cache-proxy --discover k8s://vllm", "'k8s://vllm' is not k8s://NAMESPACE/SERVICE"),
+    ("cache-proxy --discover dns://vllm", "'dns://vllm' is not dns://NAME:PORT"),
+    ("cache-proxy --discover dns://vllm:80000", "port 80000 is not within 1 to 65535"),
     (
         "cache-proxy --instances localhost:8000",
         "'localhost:8000' is where this proxy listens (--port)",

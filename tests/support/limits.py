@@ -8,6 +8,9 @@ from proxy.app import KEEPALIVE_S
 from proxy.config.regular_files import FILE_BYTES
 from proxy.core.fleet.retries import MAX_RETRIES
 from proxy.core.routing.request_flow import MAX_WAITS
+from proxy.fleet.discovery.base import MOST_FOUND
+from proxy.fleet.discovery.kubernetes import LIST_BYTES
+from proxy.fleet.discovery.slices import MOST_SLICES
 from proxy.fleet.kv_events import PARTIAL_BYTES
 from proxy.fleet.membership import DRAINED_S, MOST_DRAINED
 from proxy.net import peer_documents, tcp
@@ -55,6 +58,9 @@ ROWS = (
     ("blocks of a KV event", batches.MOST_NAMES),
     ("token ids of a KV event", batches.MOST_IDS),
     ("ranks of an instance with KV events", MOST_RANKS),
+    ("instances that a source of `--discover` tells", MOST_FOUND),
+    ("EndpointSlices of a service", MOST_SLICES),
+    ("a list of the Kubernetes API, or one event of its watch", _bytes(LIST_BYTES)),
     (
         "parsing a document of an engine or sensor, as estimated",
         f"{parse_cost.MOST_NS // 1_000_000} ms",

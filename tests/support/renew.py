@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from textwrap import indent
 
 from docs.pages import DOCS, map_of_pages
 from planner.config.options import PlannerOptions
@@ -30,6 +31,7 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
 }
 """What makes the block between two marks of a page."""
 TOML = "configs/proxy.toml"
+ALERTS, RULES = "configs/alerts.yml", "configs/kubernetes/overlays/monitoring/rules.yaml"
 
 
 def renewed(text: str, mark: str, block: str) -> str:
@@ -39,9 +41,24 @@ def renewed(text: str, mark: str, block: str) -> str:
     return f"{before}{line}\n{block.strip()}\n{line}{after}"
 
 
+def rules() -> str:
+    """The alerts as an object of the Prometheus operator."""
+    alerts = (ROOT / ALERTS).read_text("utf-8")
+    return f"""\
+# Made of {ALERTS} by: python -m tests.support.renew
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: cache-proxy
+  labels: {{app: cache-proxy}}
+spec:
+{indent(alerts, "  ")}"""
+
+
 def main() -> None:
     """Renew all of them."""
     (ROOT / TOML).write_text(default_toml(), "utf-8")
+    (ROOT / RULES).write_text(rules(), "utf-8")
     for (name, mark), made in BLOCKS.items():
         path = ROOT / name
         path.write_text(renewed(path.read_text("utf-8"), mark, made()), "utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from proxy.admin.fleet_check import Report, check
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
+from proxy.net.addresses import Resolver
 from replayer.simulator.host import SimFleet
 from tests.support.harness import RawEngine, addresses, plain
 
@@ -130,3 +132,20 @@ def test_exit_status(given: tuple[str, ...], status: int) -> None:
     assert run.returncode == status
     lines = (run.stdout + run.stderr).splitlines()
     assert len(lines) == (3 if status == 1 else 1)
+
+
+async def test_what_discovery_finds_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look_up(host: str, port: int) -> list[str]:
+        if host == "none.example":
+            raise OSError
+        return ["127.0.0.1"]
+
+    monkeypatch.setattr(Resolver.__init__, "__defaults__", (look_up, time.monotonic))
+    async with SimFleet(1) as fleet:
+        (engine,) = fleet.engines
+        port = engine.url.rpartition(":")[2]
+        places = f"dns://engines.example:{port},dns://none.example:1"
+        report = await check(Settings(discover=places, bootstrap_port=None))
+    (line,) = report.instances
+    assert line.startswith(f"127.0.0.1:{port}: vLLM")
+    assert report.problems == ("dns://none.example:1: its name has no address",)

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_print_file_writes_each_file_and_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    kept = [path for path in (ROOT / "configs").rglob("*") if path.is_file()]
+    found = ((ROOT / "configs").glob(form) for form in ("*", "*/*"))
+    kept = [path for paths in found for path in paths if path.is_file()]
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["--print-file"])
     listed = capsys.readouterr().out.splitlines()

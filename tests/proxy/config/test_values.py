@@ -7,6 +7,7 @@ import pytest
 from proxy.config.load import load
 from proxy.config.sources import ConfigError
 from proxy.config.values import (
+    DiscoverAt,
     EventsAt,
     InstanceSpec,
     TenantWeight,
@@ -172,3 +173,47 @@ def test_what_is_no_place_of_kv_events(text):
 def test_a_port_that_an_instance_has_no_room_for():
     with pytest.raises(ValueError, match="port 68001 is not within 1 to 65535"):
         EventsAt.parse("tcp://{host}:{port+60000}").of("h", 8001)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("dns://engines.example:8000", ("dns", "engines.example", "8000")),
+        ("k8s://inference/vllm", ("k8s", "inference", "vllm")),
+    ],
+)
+def test_places_where_instances_are_looked_for(text, parts):
+    at = DiscoverAt.parse(text)
+    assert (at.kind, at.scope, at.what) == parts
+    assert str(at) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("file://x", "'file://x' begins with none of: dns://, k8s://"),
+        ("engines:8000", "begins with none of"),
+        ("dns://me:pw@engines:8000", "'dns://***@engines:8000' is not dns://NAME:PORT"),
+        ("dns://engines", "is not dns://NAME:PORT"),
+        ("dns://engines:0", "port 0 is not within 1 to 65535"),
+        ("dns://engines:70000", "port 70000 is not within 1 to 65535"),
+        ("k8s://vllm", "is not k8s://NAMESPACE/SERVICE"),
+        ("k8s:///vllm", "is not k8s://NAMESPACE/SERVICE"),
+        ("k8s://inference/vllm/x", "is not k8s://NAMESPACE/SERVICE"),
+        ("k8s://Inference/vllm", "is not k8s://NAMESPACE/SERVICE"),
+        ("dns://a:1,dns://a:1", "source 'dns://a:1' is given twice"),
+    ],
+)
+def test_places_that_are_refused(text, why):
+    with pytest.raises(ConfigError, match=r"discover = .* allowed: dns://NAME:PORT or k8s"):
+        load(["--discover", text], {})
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        load(["--discover", text], {})
+
+
+def test_either_instances_or_a_discovery():
+    assert load(["--discover", "dns://a:1"], {}).settings.instances == ()
+    with pytest.raises(ConfigError, match=r"instances is not given: use .*; or --discover"):
+        load([], {})
+    with pytest.raises(ConfigError, match="none is given, and there is no --discover"):
+        load(["--discover", ""], {})

@@ -18,6 +18,7 @@ from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from proxy.fleet.instances import Instances
 from proxy.fleet.membership import (
+    DISCOVERY,
     DRAINED_S,
     MOST_DRAINED,
     OPERATORS,
@@ -31,12 +32,12 @@ from proxy.net.timeouts import Clock
 from proxy.net.upstream.pool import ConnectOptions
 
 PROXY = Path(proxy.__file__).parent
-DISCOVERY, PLANNER = "discovery", "planner"
+PLANNER = "planner"
 PRETENDED = {
     DISCOVERY: Rights(drains=frozenset(), heeds=frozenset({OPERATORS, PLANNER})),
     PLANNER: Rights(drains=frozenset({DISCOVERY}), heeds=frozenset({OPERATORS, OPTIONS})),
 }
-"""Sources that come later: each needs a row of rights and nothing else."""
+"""A source that comes later: it needs a row of rights, and whoever heeds it another word."""
 
 TABLE = """
 | stands           | options name | options drop | operators name | operators drain | discovery names | discovery drops |
@@ -261,6 +262,17 @@ async def test_who_waits_is_told_when_an_instance_serves_again() -> None:
     await house.names(OPERATORS, SPECS["a"])
     await house.names(OPTIONS, SPECS["a"])
     assert house.back == 1
+
+
+@pytest.mark.parametrize("source", [OPERATORS, DISCOVERY])
+async def test_sensors_of_the_options_stay_where_others_name_none(source: str) -> None:
+    house = House()
+    with_sensor = InstanceSpec.parse("a=127.0.0.1:11;dcgm=9400")
+    house.members.want(OPTIONS, [with_sensor])
+    await house.names(source, SPECS["a"])
+    assert house.instances.specs["a"] == with_sensor
+    house.members.want(OPTIONS, [SPECS["a"]])
+    assert house.instances.specs["a"] == SPECS["a"]
 
 
 async def test_a_list_that_names_one_twice_adds_it_once() -> None:

@@ -1,0 +1,1 @@
+"""Sources that find instances at run time: one module per kind."""

@@ -1,0 +1,223 @@
+"""Discovery: asks every source of `--discover`, and hands what they tell to the one door.
+
+What a source told last stays while it tells nothing, or no instance that may be used. Health
+decides then who serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from proxy.config.in_force import OptionsInForce
+from proxy.config.values import InstanceSpec
+from proxy.fleet.discovery.base import DiscoveryError, Found, Source
+from proxy.fleet.membership import DISCOVERY, Membership, Verdict
+from proxy.net.addresses import refused
+from proxy.net.timeouts import Clock, Limit
+from proxy.telemetry.log import Throttle, more
+from proxy.telemetry.metrics import PREFIX
+
+FIRST_S = 3.0
+"""The start waits for so long for what the sources tell first."""
+PAUSE_S, MOST_PAUSE_S = 0.5, 3.0
+"""Pause between two connections to a source; each failure in a row doubles it, up to the second."""
+AGAIN_S = 1.0
+"""An instance that cannot come yet is offered again after this time."""
+_NONE = "it tells no instance that may be used"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One source, and what is known by it."""
+
+    source: Source
+    told_s: float
+    """When it told, or proved, its instances last; first: when the proxy began."""
+    last: dict[str, InstanceSpec] = field(default_factory=dict)
+    refused: frozenset[str] = frozenset()
+    """URLs that it names and that may not be used."""
+    fault: str | None = None
+    """Why `last` is old; None while it is not."""
+
+
+class Discovery:
+    """The instances that sources find. `count_refused` is called once for each refused address."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        members: Membership,
+        options: OptionsInForce,
+        clock: Clock,
+        count_refused: Callable[[str], None],
+    ) -> None:
+        self._members, self._options, self._clock = members, options, clock
+        self._count_refused = count_refused
+        now_s = clock.now_s()
+        self._asked = {text: _Asked(source, now_s) for text, source in sources.items()}
+        self._offered: dict[str, InstanceSpec] = {}
+        """What the fleet has taken of the last offer, by name."""
+        self._has_waiting = False
+        """Whether an instance cannot come yet: its name or address drains, or has another owner."""
+        self._throttle = Throttle()
+
+    @property
+    def faults(self) -> dict[str, str]:
+        """Why what a source told last is old, by source."""
+        return {text: asked.fault for text, asked in self._asked.items() if asked.fault}
+
+    @property
+    def fault(self) -> tuple[str, float] | None:
+        """The first of them for /health, and since when nothing was told, in unix seconds."""
+        for text, why in self.faults.items():
+            return f"discovery {text}: {why}", self._clock.unix(self._asked[text].told_s)
+        return None
+
+    def ages_s(self) -> dict[str, float]:
+        """How long ago each source told its instances."""
+        now_s = self._clock.now_s()
+        return {text: max(0.0, now_s - asked.told_s) for text, asked in self._asked.items()}
+
+    async def begin(self) -> None:
+        """Ask every source once, for FIRST_S at most."""
+        async with asyncio.TaskGroup() as group:
+            for text in self._asked:
+                group.create_task(self._look(text))
+
+    async def run(self) -> None:
+        """Follow every source until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._offer_again())
+            for text in self._asked:
+                group.create_task(self._follow(text))
+
+    async def _look(self, text: str) -> None:
+        try:
+            with Limit(FIRST_S):
+                found = await self._asked[text].source.look()
+        except TimeoutError:
+            self._failed(text, f"no answer in {FIRST_S:g} s")
+        except DiscoveryError as error:
+            self._failed(text, str(error))
+        else:
+            self._told(text, found)
+
+    async def _follow(self, text: str) -> None:
+        pause_s = PAUSE_S
+        while True:
+            try:
+                await self._asked[text].source.follow(lambda found: self._told(text, found))
+                pause_s = PAUSE_S
+            except DiscoveryError as error:
+                self._failed(text, str(error))
+                pause_s = min(2 * pause_s, MOST_PAUSE_S)
+            await asyncio.sleep(pause_s)
+
+    async def _offer_again(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            if self._has_waiting:
+                self._offer()
+
+    def _failed(self, text: str, why: str) -> None:
+        """Log why what a source told last stays: one line per cause, and now and then again."""
+        asked = self._asked[text]
+        asked.fault = why
+        suppressed = self._throttle.turn((text, why), self._clock.now_s())
+        if suppressed is not None:
+            stay = f"the last set of {len(asked.last)} stays" if asked.last else "no instance yet"
+            _log.warning("discovery %s: %s; %s%s", text, why, stay, more(suppressed))
+
+    def _told(self, text: str, found: Found) -> None:
+        """Take what a source tells; where none of it may be used, what it told last stays."""
+        asked = self._asked[text]
+        refusals = self._refusals([*found.instances, *asked.last.values()])
+        usable = {s.name: s for s in found.instances if s.url not in refusals}
+        self._note_refused(text, {s.url for s in found.instances} & refusals.keys(), refusals)
+        kept = {
+            name: spec
+            for name, spec in asked.last.items()
+            if name not in found.leaving and spec.url not in refusals
+        }
+        if usable or not (kept or found.instances):
+            asked.last, asked.told_s = usable, self._clock.now_s()
+            has_come_back = asked.fault is not None
+            if has_come_back and self._throttle.turn((text, None), asked.told_s) is not None:
+                _log.info("discovery %s: it tells its instances again: %d", text, len(usable))
+            asked.fault = None
+        else:
+            asked.last = kept
+            self._failed(text, _NONE)
+        self._offer()
+
+    def _refusals(self, specs: Iterable[InstanceSpec]) -> dict[str, str]:
+        """Why URLs may not be used, by URL."""
+        allowed, own_ports = self._options.settings.allow_cidr, self._members.own_ports
+        found = {}
+        for url in {spec.url for spec in specs}:
+            parts = urlsplit(url)
+            address = ip_address(parts.hostname or "")
+            if why := refused(address, parts.port or 0, allowed, own_ports):
+                found[url] = why
+        return found
+
+    def _note_refused(self, text: str, urls: set[str], why: Mapping[str, str]) -> None:
+        asked = self._asked[text]
+        for url in sorted(urls - asked.refused):
+            self._count_refused(text)
+            suppressed = self._throttle.turn((text, "refused"), self._clock.now_s())
+            if suppressed is not None:
+                _log.warning(
+                    "discovery %s: an address is refused: %s%s", text, why[url], more(suppressed)
+                )
+        asked.refused = frozenset(urls)
+
+    def _offer(self) -> None:
+        """Offer the fleet what all sources told last.
+
+        What has moved to another address is left out once, so that it drains there first.
+        """
+        wanted = dict(self._wanted())
+        coming = [s for name, s in wanted.items() if self._offered.get(name, s) == s]
+        answers = self._members.want(DISCOVERY, coming)
+        late = {answer.name for answer in answers if answer.verdict is Verdict.REFUSED}
+        for answer in answers:
+            if answer.verdict is Verdict.DRAIN:
+                _log.info("instance %s drains: no discovery wants it any more", answer.name)
+        self._offered = {spec.name: spec for spec in coming if spec.name not in late}
+        self._has_waiting = len(self._offered) < len(wanted)
+
+    def _wanted(self) -> Iterator[tuple[str, InstanceSpec]]:
+        """Instances by name; of two with one name or address the first source's."""
+        names: set[str] = set()
+        urls: set[str] = set()
+        for asked in self._asked.values():
+            for name, spec in asked.last.items():
+                if name not in names and spec.url not in urls:
+                    names.add(name)
+                    urls.add(spec.url)
+                    yield name, spec
+
+
+class DiscoveryCollector(Collector):
+    """The age of what each source told last, at scrape time."""
+
+    def __init__(self, ages_s: Callable[[], Mapping[str, float]]) -> None:
+        self._ages_s = ages_s
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family."""
+        text = "Time since the source of --discover last told its instances"
+        family = GaugeMetricFamily(f"{PREFIX}_discovery_age_seconds", text, labels=("source",))
+        for source, age_s in self._ages_s().items():
+            family.add_metric([source], age_s)
+        yield family

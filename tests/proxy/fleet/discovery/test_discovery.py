@@ -1,0 +1,175 @@
+"""What several sources tell, and what of it the fleet takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from proxy.config.options import Settings
+from proxy.config.values import InstanceSpec
+from proxy.fleet.discovery import discovery
+from proxy.fleet.discovery.base import DiscoveryError, Found, Tell
+from proxy.fleet.discovery.discovery import DiscoveryCollector
+from proxy.fleet.membership import OPERATORS, OPTIONS
+from tests.proxy.fleet.discovery.conftest import Begins
+from tests.support.harness import until
+
+
+class Told:
+    """A source that tells what the test says."""
+
+    def __init__(self, *entries: str, error: str | None = None) -> None:
+        self.entries, self.error = entries, error
+        self.leaving: frozenset[str] = frozenset()
+        self._changed = asyncio.Event()
+
+    def say(self, *entries: str, error: str | None = None) -> None:
+        self.entries, self.error = entries, error
+        self._changed.set()
+
+    async def look(self) -> Found:
+        if self.error is not None:
+            raise DiscoveryError(self.error)
+        return Found(tuple(map(InstanceSpec.parse, self.entries)), self.leaving)
+
+    async def follow(self, tell: Tell) -> None:
+        tell(await self.look())
+        await self._changed.wait()
+        self._changed.clear()
+
+
+A, B, C = "a=10.0.0.1:8000", "b=10.0.0.2:8000", "c=10.0.0.3:8000"
+
+
+async def test_sources_are_merged_with_the_options_and_each_other(discovering: Begins) -> None:
+    one, two = Told(A, B), Told("b=10.0.0.9:8000", "z=10.0.0.1:8000", C)
+    async with discovering({"one": one, "two": two}, instances=["o=10.0.1.1:8000"]) as found:
+        await found.becomes("a b c o")
+        assert found.members.sources("o") == ["options"]
+        assert found.url("b") == "http://10.0.0.2:8000"
+        one.say(A)
+        await until(lambda: found.url("b") == "http://10.0.0.9:8000")
+        two.say(C)
+        await found.becomes("a c o")
+
+
+async def test_the_options_keep_what_discovery_no_longer_names(discovering: Begins) -> None:
+    source = Told(A, B)
+    async with discovering({"one": source}, instances=[A]) as found:
+        await found.becomes("a b")
+        await until(lambda: found.members.sources("a") == ["discovery", "options"])
+        source.say(B)
+        await until(lambda: found.members.sources("a") == ["options"])
+        source.say(A, B)
+        await until(lambda: found.members.sources("a") == ["discovery", "options"])
+        found.members.want(OPTIONS, [])
+        assert found.fleet == "a b", "discovery names it still"
+
+
+async def test_an_operators_drain_holds_while_discovery_names_it(discovering: Begins) -> None:
+    source = Told(A, B)
+    async with discovering({"one": source}) as found:
+        over = found.hold("a")
+        found.members.drain(OPERATORS, "a")
+        source.say(A, B, C)
+        await found.becomes("a- b c")
+        over()
+        await found.becomes("b c")
+        source.say(A, B)
+        await found.becomes("b")
+
+
+REFUSALS = {
+    "outside": ("10.9.0.1:8000", {"allow_cidr": "10.0.0.0/16,127.0.0.0/8"}, "outside the allowed"),
+    "metadata": ("169.254.169.254:80", {}, "link-local"),
+    "everywhere": ("0.0.0.0:8000", {}, "not a host address"),
+    "itself": ("127.0.0.1:8123", {}, "127.0.0.1:8123 is this proxy"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+async def test_an_address_that_is_refused(
+    case: str, discovering: Begins, caplog: pytest.LogCaptureFixture
+) -> None:
+    address, options, why = REFUSALS[case]
+    source = Told(A)
+    async with discovering({"one": source}, **options) as found:
+        found.members.own_ports = {8123}
+        source.say(A, B, address)
+        await found.becomes("a b")
+        assert found.refused == ["one"]
+        source.say(address)
+        await until(lambda: found.discovery.faults)
+        assert found.fleet == "a b", "the last set stays"
+        source.say(B, address)
+        await found.becomes("b")
+    assert found.refused == ["one"], "counted once while it is told"
+    told = [r.getMessage() for r in caplog.records if "refused" in r.getMessage()]
+    assert len(told) == 1
+    assert why in told[0]
+
+
+async def test_a_source_of_which_nothing_may_be_used_from_the_start(discovering: Begins) -> None:
+    async with discovering({"one": Told("0.0.0.0:8000")}) as found:
+        assert found.discovery.faults == {"one": "it tells no instance that may be used"}
+        assert found.fleet == ""
+
+
+async def test_a_fence_that_is_narrowed_drains_what_is_outside(discovering: Begins) -> None:
+    source = Told(A, "b=10.1.0.1:8000")
+    async with discovering({"one": source}) as found:
+        await found.becomes("a b")
+        narrow: dict[str, Any] = {"discover": ["dns://x:1"], "allow_cidr": "10.0.0.0/16"}
+        found.options.use(Settings(**narrow))
+        source.say()
+        await found.becomes("a")
+
+
+async def test_a_cause_is_logged_and_its_end_now_and_then(
+    discovering: Begins, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    source = Told(error="it is away")
+    async with discovering({"one": source}) as found:
+        assert found.discovery.faults == {"one": "it is away"}
+        text, since = found.discovery.fault or ("", 0.0)
+        assert text == "discovery one: it is away"
+        assert since <= found.clock.unix_now()
+        await asyncio.sleep(0)
+        source.say(A)
+        await found.becomes("a")
+        source.say(error="it is broken")
+        await until(lambda: found.discovery.faults == {"one": "it is broken"})
+        source.say(A)
+        await until(lambda: found.discovery.fault is None)
+    told = [r.getMessage() for r in caplog.records if r.getMessage().startswith("discovery")]
+    assert told == [
+        "discovery one: it is away; no instance yet",
+        "discovery one: it tells its instances again: 1",
+        "discovery one: it is broken; the last set of 1 stays",
+    ]
+
+
+async def test_a_source_that_hangs_at_the_start(
+    discovering: Begins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hangs(Told):
+        async def look(self) -> Found:
+            await asyncio.Event().wait()
+            return Found(())
+
+    monkeypatch.setattr(discovery, "FIRST_S", 0.05)
+    async with discovering({"one": Hangs(), "two": Told(B)}) as found:
+        assert found.discovery.faults == {"one": "no answer in 0.05 s"}
+        assert found.fleet == "b"
+
+
+def test_ages_are_exported() -> None:
+    registry = CollectorRegistry()
+    registry.register(DiscoveryCollector(lambda: {"dns://engines:8000": 1.5}))
+    line = b'cache_proxy_discovery_age_seconds{source="dns://engines:8000"} 1.5\n'
+    assert line in generate_latest(registry)
