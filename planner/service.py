@@ -30,6 +30,7 @@ from proxy.config.secrets import SecretStr
 from proxy.net.server.connection import Rules, Runner
 from proxy.net.server.listener import ConnectionLimit, GuardedSite, client_cap
 from proxy.net.server.refusals import RefusalLog
+from proxy.net.tls import for_servers
 
 CLOSE_S = 2.0
 """Time that open requests to the listener have when it ends."""
@@ -47,16 +48,22 @@ class StartError(Exception):
 
 @asynccontextmanager
 async def made(options: PlannerOptions) -> AsyncIterator[tuple[Planner, Scaler, Proxies]]:
-    """The parts of a planner, without its state; closed at the end."""
+    """The parts of a planner, without its state; closed at the end.
+
+    Raises ConfigError and StartError.
+    """
     components = components_of(options)
     token = options.proxy_token
-    async with aiohttp.ClientSession() as session:
-        proxies = Proxies(
-            session, options.proxies, _secret(token), components, _prometheus(session, options)
-        )
+    async with (
+        _session("proxy", options) as to_proxies,
+        _session("instance", options) as to_engines,
+        _session("prometheus", options) as to_prometheus,
+    ):
+        prometheus = _prometheus(to_prometheus, options)
+        proxies = Proxies(to_proxies, options.proxies, _secret(token), components, prometheus)
         live = Live(
             proxies,
-            Engines(session),
+            Engines(to_engines),
             {one: capabilities_of(options) for one in components},
             options.throughput_adjustment_interval_seconds,
             options.scaling_max_wait_seconds,
@@ -79,6 +86,13 @@ def connect_of(options: PlannerOptions) -> Callable[[PluginSpec], Caller] | None
         command = "pip install -c constraints.txt '.[planner-grpc]'"
         raise StartError(f"plugins: {error.name} is not installed; run {command}") from error
     return Channel
+
+
+def _session(kind: str, options: PlannerOptions) -> aiohttp.ClientSession:
+    """Connections to servers of a kind, verified by its options. Raises ConfigError."""
+    files = [getattr(options, f"{kind}_{part}", None) for part in ("ca", "cert", "key")]
+    trust = for_servers(kind, *files) if any(files) else True
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust))
 
 
 def _scaler(options: PlannerOptions) -> Scaler:
@@ -109,7 +123,7 @@ def learned(options: PlannerOptions) -> Learned:
 
 
 async def validate(options: PlannerOptions) -> list[str]:
-    """What keeps a planner from beginning, a line each."""
+    """What keeps a planner from beginning, a line each. Raises ConfigError, StartError."""
     wrong = []
     async with made(options) as (planner, scaler, proxies):
         wrong += await planner.externals.silent()
@@ -130,7 +144,7 @@ async def validate(options: PlannerOptions) -> list[str]:
 
 
 async def serve(options: PlannerOptions) -> None:
-    """Run until SIGINT or SIGTERM. Raises StartError, StateError."""
+    """Run until SIGINT or SIGTERM. Raises ConfigError, StartError, StateError."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.core.budget import Limits
 from planner.core.perf.capacity import Slo
-from planner.core.pipeline import Failed, Heard, How, Pipeline, Remote
+from planner.core.pipeline import Failed, Heard, How, Pipeline, Plugin, Remote
 from planner.core.predict.plugin import LoadPredict
 from planner.core.propose.load import LoadDecision, LoadPropose
 from planner.core.propose.throughput import ThroughputDecision, ThroughputPropose
@@ -50,7 +50,7 @@ class Planner:
         self.throughput = ThroughputPropose(self.rules, self.state)
         chosen = [self.load] * self.rules.load_scaling
         more = [self.throughput] * self.rules.throughput_scaling
-        self.own = [LoadPredict(self.rules, self.state), *chosen, *more]
+        self.own: list[Plugin] = [LoadPredict(self.rules, self.state), *chosen, *more]
         self.pipeline = Pipeline(self.own, LIMITS)
         self.ticks = 0
         self.target = 2
