@@ -219,6 +219,9 @@ class Planner:
 
     async def _ticked(self, now: _Now) -> TickOutcome:
         expected = {} if self._options.advisory else self._targets()
+        if not (expected or self._options.advisory):
+            # Proxies do not know those yet that were ordered, and know some that nobody ordered.
+            expected = await self._scaler.observe()
         now.context = await self._live.look(self._ticks, now.began_s, expected)
         if now.context is None:
             now.failure = "; ".join(self._proxies.failures())

@@ -76,12 +76,17 @@ class Orders(Scaler):
         self.kept, self.applied, self.answer = kept, list[Decision](), Applied()
         self.fails: ScalerError | None = None
         self.kept_before: list[int] = []
+        self.wanted: dict[str, int] | ScalerError = {}
+        self.looks = 0
         self.is_closed = False
 
     async def validate(self, components: Sequence[Component]) -> None: ...
 
     async def observe(self) -> Mapping[str, int]:
-        return {}
+        self.looks += 1
+        if isinstance(self.wanted, ScalerError):
+            raise self.wanted
+        return self.wanted
 
     async def apply(self, decision: Decision, fleet: Fleet) -> Applied:
         self.applied.append(decision)
@@ -162,9 +167,34 @@ async def test_advisory_decides_and_calls_nobody(
     stage = Stage(tmp_path, advisory=True)
     with caplog.at_level(logging.INFO, "planner"):
         outcomes = await stage.ticks(6)
-    assert stage.scaler.applied == []
+    assert (stage.scaler.applied, stage.scaler.looks) == ([], 0)
     assert outcomes.count(TickOutcome.ADVISORY) == 1
     assert any("decision 0 (advisory): combined 1 -> 2" in text for text in caplog.messages)
+
+
+async def test_what_the_scaler_was_told_before_is_the_first_baseline(tmp_path: Path) -> None:
+    """The proxies know one instance, and would have two be more."""
+    stage = Stage(tmp_path)
+    stage.scaler.wanted = {COMPONENT: 3}
+    await stage.ticks(1)
+    stage.scaler.wanted = {COMPONENT: 4}  # by somebody else, before anything was decided
+    stage.looks.ready = 4
+    await stage.ticks(4)
+    assert stage.scaler.applied[0].targets == {COMPONENT: 5}
+    looks = stage.scaler.looks
+    await stage.ticks(2)
+    assert stage.scaler.looks == looks, "its own targets count from then on"
+
+
+async def test_nothing_is_decided_while_the_scaler_cannot_say(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.scaler.wanted = ScalerError(Failure.UNREACHABLE, "GET scale: not reached")
+    assert await stage.ticks(6) == [TickOutcome.FAILED] * 6
+    assert stage.planner.decision is None
+    text = stage.planner.metrics.text().decode()
+    assert 'scaler_errors_total{error="unreachable",scaler="orders"} 6.0' in text
+    stage.scaler.wanted = {}
+    assert TickOutcome.APPLY in await stage.ticks(4)
 
 
 async def test_a_successor_goes_on_with_the_same_decision(tmp_path: Path) -> None:

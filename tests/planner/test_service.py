@@ -51,21 +51,39 @@ async def test_it_plans_until_a_signal_comes(
     caplog.set_level("INFO", "planner")
     async with proxied(tmp_path, 2) as (proxy, _), asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(serve(options(tmp_path, proxy.server.url)))
-        listens = "planner listens on "
-        (text,) = await until(lambda: [t for t in caplog.messages if t.startswith(listens)])
-        assert text.endswith("; advisory: nothing is carried out")
-        url = text.removeprefix(listens).partition(";")[0]
-        async with aiohttp.ClientSession(url) as http:
-
-            async def has_seen() -> bool:
-                async with http.get("/metrics") as answer:
-                    shown = await answer.text()
-                return 'cache_planner_ready_replicas{component="combined"} 2.0' in shown
-
-            await until(has_seen, "the fleet is seen")
-        os.kill(os.getpid(), signal.SIGTERM)
-        await serving
+        line = 'cache_planner_ready_replicas{component="combined"} 2.0'
+        await shown(serving, caplog, line)
+    assert any(text.endswith("; advisory: nothing is carried out") for text in caplog.messages)
     StateFile(tmp_path / "state.json").close()
+
+
+async def shown(serving: asyncio.Task[None], caplog: pytest.LogCaptureFixture, wanted: str) -> None:
+    """Wait until the metrics of a planner have a line, and end it."""
+    listens = "planner listens on "
+    (text,) = await until(lambda: [t for t in caplog.messages if t.startswith(listens)])
+    async with aiohttp.ClientSession(text.removeprefix(listens).partition(";")[0]) as http:
+
+        async def is_shown() -> bool:
+            async with http.get("/metrics") as answer:
+                return wanted in (await answer.text()).splitlines()
+
+        await until(is_shown, wanted)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+
+@pytest.mark.parametrize(("advisory", "baseline"), [(False, 4), (True, 2)])
+async def test_it_begins_from_what_its_scaler_was_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, advisory: bool, baseline: int
+) -> None:
+    caplog.set_level("INFO", "planner")
+    path = tmp_path / "decision.json"
+    path.write_text('{"decision_id": 7, "targets": {"combined": 4}, "issued_at": 1.5}')
+    more = {"scaler": "file", "decision_file": path, "advisory": advisory}
+    async with proxied(tmp_path, 2) as (proxy, _), asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(serve(options(tmp_path, proxy.server.url, **more)))
+        line = f'cache_planner_target_replicas{{component="combined"}} {baseline}.0'
+        await shown(serving, caplog, line)
 
 
 async def test_a_plugin_decides_from_the_configuration_to_the_audit(tmp_path: Path) -> None:
