@@ -192,6 +192,45 @@ def test_an_unknown_flag_does_not_show_its_value(capsys: pytest.CaptureFixture[s
         assert err == "cache-planner: unknown argument '--proxy-tokn'\n"
 
 
+DEAD = {
+    "deployment": [
+        {"name": name, "proxies": f"127.0.0.{n}:1", "state_file": f"STATE-{name}"}
+        for n, name in enumerate(("chat", "code"), 1)
+    ]
+}
+"""Two deployments, the proxies of which are away."""
+
+
+def test_validate_names_the_deployment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["validate", json.dumps(DEAD)]) == 2
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("chat: GET http://127.0.0.1:1/metrics: ")
+    assert out[1].startswith("code: GET http://127.0.0.2:1/metrics: ")
+    assert out[-1] == "2 wrong"
+    (tmp_path / "no.pem").write_text("no PEM")
+    broken = DEAD["deployment"][1] | {"instance_ca": str(tmp_path / "no.pem")}
+    assert cli.main(["validate", json.dumps({"deployment": [DEAD["deployment"][0], broken]})]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("cache-planner: deployment code: instance_ca = ")
+    assert err.count("\n") == 1
+
+
+def test_a_deployment_that_cannot_begin_is_named_and_none_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = {name: tmp_path / f"STATE-{name}" for name in ("chat", "code")}
+    held = StateFile(paths["code"])
+    config = json.dumps(DEAD).replace("STATE", f"{tmp_path}/STATE")
+    assert cli.main(["run", config, "--control", "127.0.0.1:0"]) == 2
+    err = capsys.readouterr().err
+    assert (
+        err
+        == f"cache-planner: deployment code: state_file {paths['code']}: another planner holds it\n"
+    )
+    held.close()
+    StateFile(paths["chat"]).close()
+
+
 def test_validate_prints_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["validate", "--proxies", "127.0.0.1:1", "--state-file", f"{tmp_path}/s.json"]
     assert cli.main(words) == 2
