@@ -6,6 +6,7 @@ Several deployments may share GPUs: there each gets what it is worth, one replic
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
@@ -152,6 +153,8 @@ def within_step(current: Mapping[str, int], wanted: Mapping[str, int], most: int
 
 STAYS = 1.5
 """A replica that runs is worth so many times one that has to be started with its GPUs."""
+HOLD_S = 120.0
+"""A deployment loses what is worth more elsewhere once it has been so for that long."""
 LOW = 0.5
 """Chance that a forecast is too low: of what is kept in reserve the first part is needed so often.
 """
@@ -227,18 +230,24 @@ class Share:
 class SharedBudget:
     """The GPUs of several deployments. Each asks at its own ticks, and gets what is free by then.
 
-    Who has more than its share gives it away at its next tick. Its GPUs are free once its instances
+    Who has had more than its share for `hold_s` gives it away. Its GPUs are free once its instances
     have left. Floors are kept whatever others have; together they fit.
     """
 
-    def __init__(self, max_gpus: int) -> None:
-        self._max_gpus = max_gpus
+    def __init__(self, max_gpus: int, hold_s: float = HOLD_S) -> None:
+        self._max_gpus, self._hold_s = max_gpus, hold_s
         self._members: dict[str, tuple[int, Mapping[str, int]]] = {}
         self._claims: dict[str, Claim] = {}
+        self._shares: dict[str, deque[tuple[float, int]]] = {}
+        """The times and largest shares of each deployment, the largest first."""
 
     def join(self, name: str, gpus: int, floors: Mapping[str, int]) -> None:
         """One more deployment: GPUs of a replica, and its floors, which may change."""
         self._members[name] = gpus, floors
+
+    def remember(self, name: str, claim: Claim) -> None:
+        """What a deployment had before it was seen."""
+        self._claims[name] = claim
 
     def most(self, name: str) -> int:
         """Replicas of a deployment while all others have their floors."""
@@ -246,15 +255,27 @@ class SharedBudget:
         taken = sum(gpus * sum(floors.values()) for gpus, floors in others)
         return (self._max_gpus - taken) // self._members[name][0]
 
-    def granted(self, name: str, claim: Claim) -> int:
+    def granted(self, name: str, claim: Claim, now_s: float) -> int:
         """The target of a deployment that asks for so much; until all have asked none grows."""
-        before = self._claims | {name: claim}
-        if len(before) < len(self._members):
-            most = claim.target
-        else:
+        before, target = self._claims | {name: claim}, claim.target
+        most = target
+        if len(before) == len(self._members):
             taken = sum(one.used for other, one in before.items() if other != name)
+            fair = shares(before, self._max_gpus)[name]
+            kept = min(target, self._held(name, target, fair, now_s))
+            is_over = taken + claim.used > self._max_gpus  # by a floor that was raised
             free = (self._max_gpus - taken) // claim.gpus
-            most = min(shares(before, self._max_gpus)[name], max(free, claim.target))
+            most = min(fair if is_over else max(fair, kept), max(free, target))
         found = max(claim.least, min(claim.wanted, most))
         self._claims[name] = replace(claim, target=found)
         return found
+
+    def _held(self, name: str, target: int, fair: int, now_s: float) -> int:
+        """The largest share of the last while; at first the fleet as it was found."""
+        told = self._shares.setdefault(name, deque([(now_s, target)]))
+        while told and told[-1][1] <= fair:
+            told.pop()
+        told.append((now_s, fair))
+        while told[0][0] <= now_s - self._hold_s:
+            told.popleft()
+        return told[0][1]

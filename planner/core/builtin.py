@@ -61,7 +61,7 @@ class Builtin:
         """What was wanted before is its own until it is seen: others need not wait for that."""
         count = targets.get(COMPONENT)
         if share is not None and count is not None:
-            share.budget.granted(share.name, self._claim(count, count, count))
+            share.budget.remember(share.name, self._claim(count, count, count))
 
     def shared(self, share: Share, context: Context, outcome: Outcome, there: int) -> Outcome:
         """An outcome with as many replicas as a shared budget grants.
@@ -74,7 +74,7 @@ class Builtin:
         if (need := self.reserve.needs.get(COMPONENT)) is not None:
             sure = max(need.level, need.backlog)
             claim = replace(claim, sure=sure, spare=max(0.0, need.level + need.reserve - sure))
-        granted = share.budget.granted(share.name, claim)
+        granted = share.budget.granted(share.name, claim, context.now_s)
         if granted == wanted:
             return outcome
         limits = Bounded({COMPONENT: granted}, SHARED)

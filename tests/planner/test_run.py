@@ -306,6 +306,7 @@ async def test_who_goes_holds_its_gpus_until_the_scaler_is_done(
     for _ in range(6):
         await a.ticks(1)
         await b.ticks(1)
+    before = budget._claims["a"].used
     b.planner.floors[COMPONENT] = 4
     a.scaler.answer = Applied("gpu-5 stops")
     await b.ticks(1)
@@ -314,7 +315,7 @@ async def test_who_goes_holds_its_gpus_until_the_scaler_is_done(
     a.looks.ready = 4  # the proxies know no more
     for _ in range(5):
         await a.ticks(1)
-        assert budget._claims["a"].used == 6
+        assert budget._claims["a"].used == before > 4
     a.scaler.answer = Applied() if comes_to_an_end else a.scaler.answer
     await a.ticks(2 if comes_to_an_end else 9)
     assert budget._claims["a"].used == 4

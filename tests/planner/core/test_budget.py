@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from planner.core.budget import (
     HOLD,
+    HOLD_S,
     LOW,
     RECONCILE,
     Claim,
@@ -161,20 +162,42 @@ def budget_of(max_gpus: int, *floors: int) -> SharedBudget:
 
 def test_nobody_grows_until_all_have_asked() -> None:
     shared = budget_of(8, 1, 1)
-    assert shared.granted("a", claim(6, target=2, there=2)) == 2
-    assert shared.granted("b", claim(2, target=4, there=4)) == 2
-    assert shared.granted("a", claim(6, target=2, there=2)) == 4, "two of b have yet to leave"
-
-
-def test_gpus_are_free_once_instances_have_left() -> None:
+    assert shared.granted("a", claim(6, target=2, there=2), 0.0) == 2
+    assert shared.granted("b", claim(2, target=4, there=4), 0.0) == 2
+    assert shared.granted("a", claim(6, target=2, there=2), 5.0) == 4, "two of b have yet to leave"
     shared = budget_of(8, 1, 1)
-    for name, target in (("a", 6), ("b", 2)):
-        assert shared.granted(name, claim(target, target=target, there=target)) == target
-    assert shared.granted("b", claim(6, 60.0, target=2, there=2)) == 2, "a has them"
-    assert shared.granted("a", claim(6, 6.0, target=6, there=6)) == 2, "b's are worth more"
+    shared.remember("b", claim(2, target=2, there=2))
+    assert shared.granted("a", claim(6, target=2, there=2), 0.0) == 6
+
+
+A_HAS, B_HAS = claim(6, 6.0, target=6, there=6), claim(6, 60.0, target=2, there=2)
+"""Six and two of eight, and those of b are worth more."""
+
+
+def test_gpus_go_over_after_a_while_and_are_free_once_instances_have_left() -> None:
+    shared = budget_of(8, 1, 1)
+    for now_s in (0.0, HOLD_S - 1.0):
+        assert shared.granted("b", B_HAS, now_s) == 2, "a has them"
+        assert shared.granted("a", A_HAS, now_s) == 6, "it may be for a moment only"
+    assert shared.granted("a", A_HAS, HOLD_S) == 2
     for leaving, found in ((4, 2), (3, 3), (0, 6)):
-        shared.granted("a", claim(6, 6.0, target=2, there=2 + leaving))
-        assert shared.granted("b", claim(6, 60.0, target=2, there=2)) == found
+        shared.granted("a", claim(6, 6.0, target=2, there=2 + leaving), HOLD_S)
+        assert shared.granted("b", B_HAS, HOLD_S) == found
+
+
+def test_a_need_that_comes_and_goes_moves_nothing() -> None:
+    shared = budget_of(8, 1, 1)
+    for tick in range(100):
+        rate = 60.0 if tick % 20 else 6.0
+        assert shared.granted("b", claim(6, rate, target=2, there=2), 5.0 * tick) == 2
+        assert shared.granted("a", A_HAS, 5.0 * tick) == 6
+
+
+def test_a_floor_is_made_room_for_at_once() -> None:
+    shared = budget_of(8, 1, 4)
+    shared.granted("a", A_HAS, 0.0)
+    assert shared.granted("b", claim(4, 1.0, target=2, there=2, least=4), 0.0) == 4
+    assert shared.granted("a", A_HAS, 0.0) == 4
 
 
 def test_floors_of_others_bound_an_own_one() -> None:
@@ -188,7 +211,8 @@ def test_floors_of_others_bound_an_own_one() -> None:
 
 
 ASKED = st.tuples(
-    st.integers(0, 2), st.integers(0, 12), st.floats(0, 50), st.floats(0, 9), st.floats(0, 4)
+    *(st.integers(0, 2), st.integers(0, 12)),
+    *(st.floats(0, 50), st.floats(0, 9), st.floats(0, 4), st.floats(0, 2 * HOLD_S)),
 )
 
 
@@ -198,7 +222,7 @@ ASKED = st.tuples(
     st.integers(0, 12),
 )
 def test_what_always_holds_of_a_shared_budget(
-    asked: list[tuple[int, int, float, float, float]], of: list[tuple[int, int]], more: int
+    asked: list[tuple[int, int, float, float, float, float]], of: list[tuple[int, int]], more: int
 ) -> None:
     """Each tick the instances of one deployment are those that it has ordered, one after the other.
 
@@ -210,11 +234,13 @@ def test_what_always_holds_of_a_shared_budget(
     there = list(targets)
     for at, (gpus, least) in enumerate(of):
         shared.join(str(at), gpus, {"c": least})
-    for at, wanted, rate, sure, spare in asked:
+    now_s = 0.0
+    for at, wanted, rate, sure, spare, pause_s in asked:
         gpus, least = of[at]
         there[at] = max(targets[at], there[at] - 1)
         own = Claim(max(least, wanted), targets[at], there[at], least, gpus, rate, sure, spare)
-        targets[at] = shared.granted(str(at), own)
+        now_s += pause_s
+        targets[at] = shared.granted(str(at), own, now_s)
         assert least <= targets[at] <= max(least, wanted)
         there[at] = max(there[at], targets[at])
         assert sum(g * count for (g, _), count in zip(of, there, strict=True)) <= max_gpus

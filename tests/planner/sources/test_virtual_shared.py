@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -75,7 +76,7 @@ def played(
     weights: tuple[float, float],
     *rates: list[tuple[float, float]],
 ) -> tuple[list[Sharing], list[ScaledRun]]:
-    budget, steps = SharedBudget(GPUS), Steps()
+    budget, steps = SharedBudget(GPUS, hold_s=20.0), Steps()
     rules = replace(RULES, strategy=strategy)
     planners, own = [], []
     for at, least in enumerate(floors):
@@ -116,10 +117,23 @@ def test_gpus_go_to_whose_load_is_high_and_none_falls_below_its_floor(strategy: 
     assert all(row.outcome == "ok" for run in runs for row in run.run.rows)
 
 
+HEAVY = (25.0, 100.0)
+
+
 @pytest.mark.long
-def test_where_both_are_busy_the_one_that_counts_more_has_more() -> None:
-    for weights, more in (((5.0, 1.0), 0), ((1.0, 5.0), 1)):
-        own, _ = played(Strategy.RESERVE, (1, 1), weights, [QUIET, BUSY], [QUIET, BUSY])
-        busy = [sum(one.targets[12:24]) for one in own]
-        assert busy[more] > busy[1 - more]
-        assert max(map(sum, zip(*(one.wanted for one in own), strict=False))) > GPUS
+@pytest.mark.parametrize("more", [0, 1])
+def test_where_both_need_all_the_one_that_counts_more_has_it_and_keeps_it(more: int) -> None:
+    weights = (5.0, 1.0) if more == 0 else (1.0, 5.0)
+    own, _ = played(Strategy.RESERVE, (1, 1), weights, [QUIET, HEAVY], [QUIET, HEAVY])
+    assert {tuple(one.wanted[24:32]) for one in own} == {(GPUS,) * 8}
+    assert own[more].targets[24:32] == [GPUS - 1] * 8
+    assert own[1 - more].targets[24:32] == [1] * 8
+
+
+@pytest.mark.long
+def test_equal_loads_do_not_pass_gpus_to_and_fro() -> None:
+    busy = [QUIET, (12.0, 180.0)]
+    own, _ = played(Strategy.RESERVE, (1, 1), (1.0, 1.0), busy, busy)
+    for one in own:
+        steps = [after - before for before, after in pairwise(one.targets) if after != before]
+        assert sum(one * other < 0 for one, other in pairwise(steps)) <= 2, "up, down, and up"
