@@ -74,18 +74,21 @@ def _other(options: argparse.Namespace) -> int:
 
 def _own(options: argparse.Namespace) -> int:
     """The commands `run` and `validate`."""
-    from planner.config.load import load
+    from planner.config.deployments import load_all
     from planner.scalers.state_file import StateError
-    from planner.service import StartError, serve, validate
+    from planner.service import StartError, serve_all, validate_all, with_deployment
 
-    loaded = load(vars(options))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    for warning in loaded.warnings:
+    deployments, warnings = load_all(vars(options))
+    handler = logging.StreamHandler()
+    handler.addFilter(with_deployment)
+    how = "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=how, handlers=[handler])
+    for warning in warnings:
         logging.getLogger("planner").warning("%s", warning)
     try:
         if options.command == "validate":
-            return _say(asyncio.run(validate(loaded.options)))
-        asyncio.run(serve(loaded.options))
+            return _say(asyncio.run(validate_all(deployments)))
+        asyncio.run(serve_all(deployments))
     except (StartError, StateError) as error:
         print(f"cache-planner: {error}", file=sys.stderr)
         return 2

@@ -12,7 +12,7 @@ import orjson
 
 from planner.config.components import Component
 from planner.config.options import PlannerOptions
-from planner.core.budget import OFF, Limits
+from planner.core.budget import OFF, Limits, Share
 from planner.core.builtin import Builtin
 from planner.core.memory import recall, remembered
 from planner.core.perf.regression import Inputs
@@ -120,6 +120,7 @@ class Planner:
         self.builtin = Builtin(options.rules, self._limits, learned.priors)
         self.externals = Externals(self.builtin.pipeline, clocks.now_s)
         """The plugins of other processes."""
+        self._share: Share | None = None
         self._warm_up = learned.windows
         deadline_s = min(ASK_S, options.tick_max_duration_seconds / 6)  # three are asked for
         child = child_of(options.load_predictor, clocks.now_s, deadline_s)
@@ -132,7 +133,7 @@ class Planner:
         self._ticks, self._saved_s, self._reported_s = 0, 0.0, 0.0
         self._last_s: float | None = None
         self._is_done = False
-        self._decided_s = 0.0
+        self._decided_s, self._held = 0.0, 0
         self._said, self._is_blind = "", False
         self._holds = set[str]()
         self._noted: dict[str, Any] = {}
@@ -140,7 +141,8 @@ class Planner:
 
     def most_replicas(self, name: str) -> int:
         """The most replicas of a component that its GPUs allow."""
-        return next(one.max_endpoint for one in self._components if one.name == name)
+        most = next(one.max_endpoint for one in self._components if one.name == name)
+        return most if self._share is None else min(most, self._share.budget.most(self._share.name))
 
     @property
     def takes_plugins(self) -> bool:
@@ -151,6 +153,11 @@ class Planner:
     def tick_s(self) -> float:
         """The longest that a tick may take."""
         return self._options.tick_max_duration_seconds
+
+    def join(self, share: Share) -> None:
+        """Have its GPUs from a budget that it shares with others; before it begins."""
+        self._share = share
+        share.budget.join(share.name, self._options.gpus_per_replica, self.floors)
 
     def begin(self) -> None:
         """Hold the state file, and go on where the process before has ended. Raises StateError."""
@@ -181,6 +188,7 @@ class Planner:
             if name in self.floors:
                 self.floors[name] = min(max(1, count), self.most_replicas(name))
         self._decided_s = self._saved_s = self._reported_s = now_s
+        self.builtin.remember(self._share, self._targets())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until `stop`; a tick that is missed is not made up for."""
@@ -219,6 +227,9 @@ class Planner:
 
     async def _ticked(self, now: _Now) -> TickOutcome:
         expected = {} if self._options.advisory else self._targets()
+        if not (expected or self._options.advisory):
+            # Proxies do not know those yet that were ordered, and know some that nobody ordered.
+            expected = await self._scaler.observe()
         now.context = await self._live.look(self._ticks, now.began_s, expected)
         if now.context is None:
             now.failure = "; ".join(self._proxies.failures())
@@ -229,10 +240,25 @@ class Planner:
         now.outcome = await self.externals.decided(self.builtin.steps(now.context))
         if now.outcome.rejected_by:
             return TickOutcome.REJECTED
+        if self._share is not None:
+            there = self._there(now.context)
+            now.outcome = self.builtin.shared(self._share, now.context, now.outcome, there)
+            self.metrics.granted(now.outcome.targets)
         now.is_new = self._decide(now.context, now.outcome)
         if self._options.advisory:
             return TickOutcome.ADVISORY if now.is_new else TickOutcome.UNCHANGED
         return await self._carry_out(now)
+
+    def _there(self, context: Context) -> int:
+        """Replicas that hold GPUs: one that goes does until the scaler is done with it."""
+        if self._options.advisory:
+            return 0
+        is_open = bool(self._targets()) and not self._is_done
+        waited_s = self._clocks.now_s() - self._decided_s
+        is_late = waited_s > self._options.scaling_max_wait_seconds
+        before = self._held if is_open and not is_late else 0
+        self._held = max(before, sum(o.ready + o.pending for o in context.replicas.values()))
+        return self._held
 
     def _targets(self) -> Mapping[str, int]:
         return {} if self.decision is None else self.decision.targets

@@ -36,7 +36,8 @@ BETWEEN = {
         *("replayer.loads", "replayer.terminal", "planner.core", "planner.sources"),
     ),
     "planner": (
-        *("proxy.core", "proxy.config", "proxy.net.peer_documents", "proxy.net.server"),
+        *("proxy.core", "proxy.config"),
+        *("proxy.net.peer_documents", "proxy.net.server", "proxy.net.tls"),
         *("replayer.virtual", "replayer.engine", "replayer.trace", "replayer.arguments"),
         *("replayer.terminal", "replayer.replay.client", "replayer.replay.options"),
         "replayer.replay.prompts",

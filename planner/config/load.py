@@ -38,6 +38,8 @@ TABLES = ("scheduling",)
 """Tables whose keys are options of the same name."""
 PLUGIN = "plugin"
 """The option whose values are tables."""
+DEPLOYMENT = "deployment"
+"""The tables of several deployments; no option."""
 WITHOUT_MEANING = frozenset(
     {
         *(
@@ -85,30 +87,66 @@ def declare(parser: argparse.ArgumentParser) -> None:
             add_flag(group, *member)
 
 
-def load(given: Mapping[str, Any]) -> Loaded:
-    """The options of parsed arguments. Raises ConfigError, of one line."""
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    unused: list[str] = []
-    if (config := given.get("config")) is not None:
-        origin = "the JSON object" if config.lstrip().startswith("{") else f"file {config}"
-        for key, value in _flat(_document(config, origin), origin):
+class Given:
+    """Values of options as they were given, and where: what is taken later wins."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        self.unused: list[str] = []
+        """Keys without a meaning here."""
+
+    def take(self, document: Mapping[str, Any], origin: str) -> None:
+        """The keys of a configuration. Raises ConfigError."""
+        for key, value in _flat(document, origin):
             name = ALIASES.get(key, key)
             if name in PlannerOptions.model_fields:
-                values[name] = value if name == PLUGIN else _text(value)
-                origins[name] = origin
+                self.set(name, value if name == PLUGIN else _text(value), origin)
             elif key in WITHOUT_MEANING:
-                unused.append(key)
+                self.unused.append(key)
             else:
                 raise ConfigError(f"unknown key {key!r} in {origin}{_closest(key)}")
-    for name in PlannerOptions.model_fields:
-        if name in given:
-            values[name], origins[name] = value_text(given[name]), f"flag {flag_of(name)}"
-    try:
-        found = PlannerOptions(**_with_none(values))
-    except OptionError as error:
-        raise ConfigError(_explained(error, values, origins)) from error
-    return Loaded(found, _warnings(found, unused))
+
+    def flags(self, given: Mapping[str, Any]) -> None:
+        """The flags of a command line."""
+        for name in PlannerOptions.model_fields:
+            if name in given:
+                self.set(name, value_text(given[name]), f"flag {flag_of(name)}")
+
+    def set(self, name: str, value: Any, origin: str) -> None:
+        """One option."""
+        self.values[name], self.origins[name] = value, origin
+
+    def loaded(self) -> Loaded:
+        """The options. Raises ConfigError, of one line."""
+        try:
+            found = PlannerOptions(**_with_none(self.values))
+        except OptionError as error:
+            raise ConfigError(_explained(error, self.values, self.origins)) from error
+        return Loaded(found, _warnings(found, self.unused))
+
+
+def load(given: Mapping[str, Any]) -> Loaded:
+    """The options of parsed arguments. Raises ConfigError, of one line."""
+    found = Given()
+    document, origin = document_of(given)
+    if DEPLOYMENT in document:
+        raise ConfigError(f"{origin} has several deployments: only run and validate take them")
+    found.take(document, origin)
+    found.flags(given)
+    return found.loaded()
+
+
+def document_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The configuration that parsed arguments name, and how to call it. Raises ConfigError."""
+    config = given.get("config")
+    if config is None:
+        return {}, ""
+    origin = "the JSON object" if config.lstrip().startswith("{") else f"file {config}"
+    document = _document(config, origin)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{origin}: not an object of options")
+    return document, origin
 
 
 def _document(config: str, origin: str) -> Any:
@@ -125,10 +163,8 @@ def _document(config: str, origin: str) -> Any:
         raise ConfigError(f"{origin}: not valid {kind}: {text}") from error
 
 
-def _flat(document: Any, origin: str) -> list[tuple[str, Any]]:
+def _flat(document: Mapping[str, Any], origin: str) -> list[tuple[str, Any]]:
     """Its keys, and those of the tables that only group them."""
-    if not isinstance(document, dict):
-        raise ConfigError(f"{origin}: not an object of options")
     found = []
     for key, value in document.items():
         if key in TABLES and isinstance(value, dict):

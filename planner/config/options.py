@@ -89,6 +89,30 @@ class PlannerOptions(Model):
         After(sendable),
         Option(FLEET, "The proxies' --admin-token.", allowed=SECRET_FORM),
     ] = None
+    proxy_ca: Annotated[
+        Path | None,
+        Option(FLEET, "File of CAs that verify https proxies; none: the system's CAs."),
+    ] = None
+    proxy_cert: Annotated[
+        Path | None,
+        Option(FLEET, "PEM certificate chain for https proxies that ask for a client certificate."),
+    ] = None
+    proxy_key: Annotated[
+        Path | None,
+        Option(FLEET, "Private key of --proxy-cert; none: the key is in the same file."),
+    ] = None
+    instance_ca: Annotated[
+        Path | None,
+        Option(FLEET, "File of CAs that verify https engines; none: the system's CAs."),
+    ] = None
+    instance_cert: Annotated[
+        Path | None,
+        Option(FLEET, "PEM certificate chain for https engines that ask for a client certificate."),
+    ] = None
+    instance_key: Annotated[
+        Path | None,
+        Option(FLEET, "Private key of --instance-cert; none: the key is in the same file."),
+    ] = None
     throughput_metrics_source: Annotated[
         Literal["proxy", "prometheus", "frontend", "router"],
         Option(
@@ -110,6 +134,10 @@ class PlannerOptions(Model):
         Before(secret_text),
         After(sendable),
         Option(FLEET, "Token that it is asked with.", allowed=SECRET_FORM),
+    ] = None
+    prometheus_ca: Annotated[
+        Path | None,
+        Option(FLEET, "File of CAs that verify an https Prometheus; none: the system's CAs."),
     ] = None
     match: Annotated[
         Word, Option(FLEET, "Glob over the names of the instances that are scaled.")
@@ -322,9 +350,7 @@ class PlannerOptions(Model):
             )
         if self.throughput_metrics_source == "prometheus" and self.prometheus is None:
             raise OptionError("prometheus", "the source prometheus needs it")
-        for scaler, needed in (("exec", "scaler_command"), ("file", "decision_file")):
-            if self.scaler == scaler and not getattr(self, needed):
-                raise OptionError(needed, f"the scaler {scaler} needs it")
+        self._check_pairs()
         if self.scaler == "exec" and not STARTED.fullmatch(self.match):
             raise OptionError(
                 "match",
@@ -359,6 +385,15 @@ class PlannerOptions(Model):
         if down >= up:
             raise OptionError("decode_scale_down_kv_rate", "it has to be below the one for up")
         return Thresholds(up / 100, down / 100, is_closed=True)
+
+    def _check_pairs(self) -> None:
+        """Options that are nothing without another one."""
+        for scaler, needed in (("exec", "scaler_command"), ("file", "decision_file")):
+            if self.scaler == scaler and not getattr(self, needed):
+                raise OptionError(needed, f"the scaler {scaler} needs it")
+        for kind in ("proxy", "instance"):
+            if getattr(self, f"{kind}_key") and not getattr(self, f"{kind}_cert"):
+                raise OptionError(f"{kind}_key", f"it has no effect without {kind}_cert")
 
     def _check_loops(self) -> None:
         if self.aim is not Aim.SLA:

@@ -1,14 +1,21 @@
-"""The limits that no proposal gets past: fewest replicas, and GPUs of all components together."""
+"""The limits that no proposal gets past: fewest replicas, and GPUs of all components together.
+
+Several deployments may share GPUs: there each gets what it is worth, one replica after the other.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from itertools import product
 
 HOLD, RECONCILE = "gpu_budget_guard_hold", "gpu_budget_reconcile"
 """Why a target is another than the proposed one: it stays as it was; it is as near as fits."""
+SHARED = "gpu_budget_shared"
+"""Or others have the GPUs, or are worth more."""
 OFF = -1
 
 
@@ -142,3 +149,133 @@ def within_step(current: Mapping[str, int], wanted: Mapping[str, int], most: int
         name: min(max(count, current.get(name, 0) - most), current.get(name, 0) + most)
         for name, count in wanted.items()
     }
+
+
+STAYS = 1.5
+"""A replica that runs is worth so many times one that has to be started with its GPUs."""
+HOLD_S = 120.0
+"""A deployment loses what is worth more elsewhere once it has been so for that long."""
+LOW = 0.5
+"""Chance that a forecast is too low: of what is kept in reserve the first part is needed so often.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a deployment asks of the GPUs that it shares with others; in replicas.
+
+    `wanted`: what it would have alone. `target`: ordered so far. `there`: with those that leave.
+    `least`: its floor. `sure`: those that its load needs; `spare`: those for more of it. `rate`:
+    requests per second that one serves within the targets, times the deployment's weight.
+    """
+
+    wanted: int
+    target: int
+    there: int
+    least: int
+    gpus: int
+    rate: float = 0.0
+    sure: float = 0.0
+    spare: float = 0.0
+
+    @property
+    def used(self) -> int:
+        """GPUs that no other deployment can have now."""
+        return self.gpus * max(self.target, self.there)
+
+    def worth(self, nth: int) -> float:
+        """Requests per second that the nth replica serves on average, per GPU."""
+        return self.rate * (self._needed(nth) - self._needed(nth - 1)) / self.gpus
+
+    def _needed(self, count: int) -> float:
+        """How many of so many replicas are needed on average."""
+        beyond = min(self.spare, max(0.0, count - self.sure))
+        share = 1.0 - beyond / (2.0 * self.spare) if self.spare > 0 else 0.0
+        return min(count, self.sure) + LOW * beyond * share
+
+
+def shares(claims: Mapping[str, Claim], max_gpus: int) -> dict[str, int]:
+    """Replicas by deployment: the least of each, then one by one who is worth most per GPU."""
+    found = {name: one.least for name, one in claims.items()}
+    left = max_gpus - sum(one.gpus * one.least for one in claims.values())
+    heap = [_next(name, one, one.least) for name, one in claims.items() if one.wanted > one.least]
+    heapify(heap)
+    while heap:
+        *_, name = heappop(heap)
+        one = claims[name]
+        if one.gpus > left:
+            continue  # a deployment of smaller replicas may still fit
+        left -= one.gpus
+        found[name] += 1
+        if found[name] < one.wanted:
+            heappush(heap, _next(name, one, found[name]))
+    return found
+
+
+def _next(name: str, one: Claim, count: int) -> tuple[float, bool, str]:
+    """What the replica behind so many is worth, the largest first."""
+    is_new = count >= one.target
+    return -one.worth(count + 1) * (1.0 if is_new else STAYS), is_new, name
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A deployment's part in a shared budget. `weight`: what one of its requests counts."""
+
+    budget: SharedBudget
+    name: str
+    weight: float = 1.0
+
+
+class SharedBudget:
+    """The GPUs of several deployments. Each asks at its own ticks, and gets what is free by then.
+
+    Who has had more than its share for `hold_s` gives it away. Its GPUs are free once its instances
+    have left. Floors are kept whatever others have; together they fit.
+    """
+
+    def __init__(self, max_gpus: int, hold_s: float = HOLD_S) -> None:
+        self._max_gpus, self._hold_s = max_gpus, hold_s
+        self._members: dict[str, tuple[int, Mapping[str, int]]] = {}
+        self._claims: dict[str, Claim] = {}
+        self._shares: dict[str, deque[tuple[float, int]]] = {}
+        """The times and largest shares of each deployment, the largest first."""
+
+    def join(self, name: str, gpus: int, floors: Mapping[str, int]) -> None:
+        """One more deployment: GPUs of a replica, and its floors, which may change."""
+        self._members[name] = gpus, floors
+
+    def remember(self, name: str, claim: Claim) -> None:
+        """What a deployment had before it was seen."""
+        self._claims[name] = claim
+
+    def most(self, name: str) -> int:
+        """Replicas of a deployment while all others have their floors."""
+        others = [one for other, one in self._members.items() if other != name]
+        taken = sum(gpus * sum(floors.values()) for gpus, floors in others)
+        return (self._max_gpus - taken) // self._members[name][0]
+
+    def granted(self, name: str, claim: Claim, now_s: float) -> int:
+        """The target of a deployment that asks for so much; until all have asked none grows."""
+        before, target = self._claims | {name: claim}, claim.target
+        most = target
+        if len(before) == len(self._members):
+            taken = sum(one.used for other, one in before.items() if other != name)
+            fair = shares(before, self._max_gpus)[name]
+            kept = min(target, self._held(name, target, fair, now_s))
+            is_over = taken + claim.used > self._max_gpus  # by a floor that was raised
+            free = (self._max_gpus - taken) // claim.gpus
+            most = min(fair if is_over else max(fair, kept), max(free, target))
+        found = max(claim.least, min(claim.wanted, most))
+        self._claims[name] = replace(claim, target=found)
+        return found
+
+    def _held(self, name: str, target: int, fair: int, now_s: float) -> int:
+        """The largest share of the last while; at first the fleet as it was found."""
+        told = self._shares.setdefault(name, deque([(now_s, target)]))
+        while told and told[-1][1] <= fair:
+            told.pop()
+        told.append((now_s, fair))
+        while told[0][0] <= now_s - self._hold_s:
+            told.popleft()
+        return told[0][1]

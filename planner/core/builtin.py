@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from planner.core.budget import Limits
+from planner.core.budget import SHARED, Bounded, Claim, Limits, Share
 from planner.core.perf.regression import Inputs
 from planner.core.pipeline import Outcome, Pipeline, Plugin, Steps, finished
 from planner.core.predict.plugin import LoadPredict
@@ -28,6 +29,7 @@ class Builtin:
         self.reserve = ReservePropose(rules, self.state)
         self.predict = LoadPredict(rules, self.state)
         self.pipeline = Pipeline([self.predict, *self._proposers()], limits)
+        self._limits = limits
 
     def _proposers(self) -> list[Plugin]:
         rules = self.rules
@@ -54,6 +56,45 @@ class Builtin:
         """The same, with whom to ask beside the builtin plugins."""
         self.state.learn(context.engines, self.rules.min_observations)
         return self.pipeline.steps(context)
+
+    def remember(self, share: Share | None, targets: Mapping[str, int]) -> None:
+        """What was wanted before is its own until it is seen: others need not wait for that."""
+        count = targets.get(COMPONENT)
+        if share is not None and count is not None:
+            share.budget.remember(share.name, self._claim(count, count, count))
+
+    def shared(self, share: Share, context: Context, outcome: Outcome, there: int) -> Outcome:
+        """An outcome with as many replicas as a shared budget grants.
+
+        `there`: instances that hold GPUs; 0 where nothing is carried out.
+        """
+        wanted = outcome.targets[COMPONENT]
+        claim = self._claim(wanted, context.baseline[COMPONENT], there)
+        claim = replace(claim, rate=share.weight * self._rate(context, wanted))
+        if (need := self.reserve.needs.get(COMPONENT)) is not None:
+            sure = max(need.level, need.backlog)
+            claim = replace(claim, sure=sure, spare=max(0.0, need.level + need.reserve - sure))
+        granted = share.budget.granted(share.name, claim, context.now_s)
+        if granted == wanted:
+            return outcome
+        limits = Bounded({COMPONENT: granted}, SHARED)
+        return replace(outcome, targets=limits.targets, limits=limits)
+
+    def _rate(self, context: Context, wanted: int) -> float:
+        """Requests per second that one replica serves: by the model, else by what is wanted now."""
+        need = self.reserve.needs.get(COMPONENT)
+        capacity = self.throughput.capacities.get(COMPONENT)
+        if need is not None:
+            return need.rate
+        if capacity is not None:
+            return capacity.rate
+        seen = context.traffic or context.recent
+        return seen.requests / seen.window_s / max(1, wanted) if seen is not None else 0.0
+
+    def _claim(self, wanted: int, target: int, there: int) -> Claim:
+        """Of a load of which nothing is known but that all is needed."""
+        least, gpus = self._limits.min_replicas[COMPONENT], self._limits.gpus[COMPONENT]
+        return Claim(wanted, target, there, least, gpus, sure=float(wanted))
 
 
 def limits_of(gpus: int, least: int, most: int) -> Limits:

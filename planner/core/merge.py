@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from planner.core.types import Kind, Prediction, Proposal, Stage, Target
 
@@ -84,7 +84,8 @@ def usable(
             if (value := getattr(said, name)) is not None and not least <= value <= most
         }
         named = tuple(f"{name} {value:g}" for name, value in wrong.items())
-        return replace(said, **dict.fromkeys(wrong)), named
+        kept_figures = asdict(said) | dict.fromkeys(wrong)
+        return (Prediction(**kept_figures) if wrong else said), named  # a part is not final
     kept: list[Target] = []
     dropped: list[Target] = []
     for target in said.targets:

@@ -13,11 +13,13 @@ from typing import Protocol
 
 from planner.core.budget import Bounded, Limits, bounded
 from planner.core.merge import Merged, merge, usable
-from planner.core.types import Context, Prediction, Proposal, Stage
+from planner.core.types import Context, FinalPrediction, Prediction, Proposal, Stage
 
 MOST_FAILURES = 3
 OFF_S = 60.0
 """A plugin that has failed so often in a row is not asked for so long; then once more."""
+BUILTIN_PRIORITY = 100
+"""That of the forecast that a context brings along."""
 Said = Proposal | Prediction | None
 
 
@@ -195,12 +197,16 @@ class Pipeline:
     def _predicted(
         self, context: Context, heard: list[Heard]
     ) -> Generator[Ask, Answers, Prediction]:
-        """Each figure as the first plugin says that says it."""
-        found = context.prediction
+        """Each figure as the first plugin says that says it; behind a final one none does."""
+        own = [one.priority for one in self._plugins if one.stage is Stage.PREDICT]
         answers = yield from self._answers(Stage.PREDICT, context, heard)
-        for said in answers:
-            if isinstance(said, Prediction):
-                found = _filled(found, said)
+        said = [(BUILTIN_PRIORITY, context.prediction), *zip(own, answers, strict=True)]
+        found = Prediction()
+        for _, one in sorted(said, key=lambda told: told[0]):
+            if isinstance(one, Prediction):
+                found = _filled(found, one)
+            if isinstance(one, FinalPrediction):
+                break
         return found
 
     def _answers(

@@ -128,11 +128,18 @@ class Prediction:
     accept_length: float | None = None
 
 
+class FinalPrediction(Prediction):
+    """A prediction behind which none of a larger priority counts, not even for other figures."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """One tick, as every plugin sees it. `now_s` is monotonic; what is not known is None.
 
-    `traffic`: of the last throughput interval. `recent`: since the tick before.
+    `traffic`: of the last throughput interval. `recent`: since the tick before. `prediction`: at
+    the stage PREDICT what a builtin forecast has said, behind it what the stage has come to.
     """
 
     tick: int

@@ -6,7 +6,16 @@ from dataclasses import asdict
 
 from planner.config.plugins import PluginSpec
 from planner.core.pipeline import Failed, Said
-from planner.core.types import Context, Kind, Prediction, Proposal, Stage, Target, Traffic
+from planner.core.types import (
+    Context,
+    FinalPrediction,
+    Kind,
+    Prediction,
+    Proposal,
+    Stage,
+    Target,
+    Traffic,
+)
 from planner.plugin_api import planner_plugin_pb2 as pb
 
 PROTOCOL = 1
@@ -55,7 +64,8 @@ def said_of(answer: pb.EvaluateResponse, spec: PluginSpec) -> Said | Failed:
     if Stage(spec.stage) is Stage.PREDICT:
         told = answer.prediction
         names = Prediction.__dataclass_fields__
-        return Prediction(**{name: getattr(told, name) for name in names if told.HasField(name)})
+        figures = {name: getattr(told, name) for name in names if told.HasField(name)}
+        return FinalPrediction(**figures) if figures and answer.is_final else Prediction(**figures)
     if not answer.targets:
         return None
     if len(answer.targets) > MOST_TARGETS:

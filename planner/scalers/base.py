@@ -106,9 +106,12 @@ class Scaler(ABC):
     async def validate(self, components: Sequence[Component]) -> None:
         """Check once at the start that decisions can be carried out."""
 
-    @abstractmethod
     async def observe(self) -> Mapping[str, int]:
-        """Replicas that it was last told to have, by component; without those it does not know."""
+        """Replicas that are wanted now, by component, while nothing was decided yet.
+
+        Without those that it does not know: there the proxies' instances count.
+        """
+        return {}
 
     @abstractmethod
     async def apply(self, decision: Decision, fleet: Fleet) -> Applied:

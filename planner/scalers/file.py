@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import orjson
@@ -13,6 +14,12 @@ from planner.config.components import Component
 from planner.scalers.base import Applied, Decision, Failure, Fleet, Scaler, ScalerError
 from proxy.config.regular_files import read_regular
 from replayer.arguments import replace_file
+
+
+class _Written(msgspec.Struct):
+    """What of a decision a planner that begins goes by."""
+
+    targets: dict[str, Annotated[int, msgspec.Meta(ge=0, le=10**5)]]
 
 
 class FileScaler(Scaler):
@@ -36,7 +43,7 @@ class FileScaler(Scaler):
     async def observe(self) -> Mapping[str, int]:
         """What was written last; nothing where that is no decision."""
         try:
-            return msgspec.json.decode(read_regular(self._path), type=Decision).targets
+            return msgspec.json.decode(read_regular(self._path), type=_Written).targets
         except (OSError, msgspec.MsgspecError):
             return {}
 

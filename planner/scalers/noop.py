@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from planner.config.components import Component
 from planner.scalers.base import Applied, Decision, Fleet, Scaler
@@ -15,10 +15,6 @@ class NoopScaler(Scaler):
 
     async def validate(self, components: Sequence[Component]) -> None:
         """Nothing can be wrong."""
-
-    async def observe(self) -> Mapping[str, int]:
-        """It knows of nothing."""
-        return {}
 
     async def apply(self, decision: Decision, fleet: Fleet) -> Applied:
         """Done."""

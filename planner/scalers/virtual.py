@@ -31,10 +31,6 @@ class VirtualScaler(Scaler):
     async def validate(self, components: Sequence[Component]) -> None:
         """Whoever carries decisions out may come later."""
 
-    async def observe(self) -> Mapping[str, int]:
-        """The targets that were published last."""
-        return {} if self.current is None else self.current.targets
-
     async def apply(self, decision: Decision, fleet: Fleet) -> Applied:
         """Publish it; unchanged, it is published once."""
         if self.current is None or self.current.decision_id != decision.decision_id:

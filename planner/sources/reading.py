@@ -81,7 +81,12 @@ def shown_url(url: str) -> str:
 
 def _first_line(error: Exception) -> str:
     text = str(error).partition("\n")[0][:200]
-    if isinstance(error, aiohttp.ClientConnectorError):
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        why = getattr(error.certificate_error, "verify_message", "")
+        text = f"its certificate is not trusted: {why}"
+    elif isinstance(error, aiohttp.ClientConnectorSSLError):
+        text = f"no TLS: {error.strerror}"
+    elif isinstance(error, aiohttp.ClientConnectorError):
         number, said = error.os_error.errno or 0, error.os_error.strerror  # a name's is negative
         text = f"cannot connect: {os.strerror(number) if number > 0 else said or 'no address'}"
     return "".join(c if c.isprintable() else "?" for c in text) or type(error).__name__

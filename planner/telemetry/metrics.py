@@ -52,6 +52,9 @@ class Metrics:
             "absent_replicas", "Replicas that were ordered and never came", "component"
         )
         self._unread = self._gauge("unread_engines", "Engines that are up and were not read")
+        self._granted = self._gauge(
+            "granted_replicas", "Replicas that a budget shared by deployments allows", "component"
+        )
         self._floor = self._gauge("lower_bound_replicas", "Of throughput scaling", "component")
         self._load = self._gauge(
             "load_decision", "1 for what load scaling decided last", "component", "decision"
@@ -93,6 +96,11 @@ class Metrics:
     def is_advisory(self, *, advisory: bool) -> None:
         """Whether decisions are only looked at."""
         self._advisory.set(advisory)
+
+    def granted(self, targets: Mapping[str, int]) -> None:
+        """What a shared budget allows."""
+        for component, count in targets.items():
+            self._granted.labels(component).set(count)
 
     def failed(self, scaler: str, failure: Failure) -> None:
         """A call of the scaler has failed."""

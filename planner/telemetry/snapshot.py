@@ -12,7 +12,7 @@ from planner.core.pipeline import Heard, Outcome
 from planner.core.propose.load import Judge, LoadDecision
 from planner.core.propose.reserve import ReserveDecision
 from planner.core.propose.throughput import ThroughputDecision
-from planner.core.types import Context, Kind, Proposal, Target
+from planner.core.types import Context, FinalPrediction, Kind, Proposal, Target
 
 
 class TickOutcome(StrEnum):
@@ -91,7 +91,8 @@ def heard_of(one: Heard) -> dict[str, Any]:
         targets = [_wish(target) for target in one.said.targets]
         said = {"says": targets, "final": one.said.is_final, "reason": one.said.reason}
     elif one.said is not None:
-        said = {"predicts": {k: v for k, v in asdict(one.said).items() if v is not None}}
+        figures = {k: v for k, v in asdict(one.said).items() if v is not None}
+        said = {"predicts": figures, "final": isinstance(one.said, FinalPrediction)}
     told = {"name": one.name, "stage": one.stage, "state": one.how, **said}
     return told | {"failure": one.failure, "dropped": one.dropped}
 

@@ -1,4 +1,4 @@
-"""TLS contexts for clients and for instances, from the options; TLS 1.2 or newer.
+"""TLS contexts for clients, instances and other servers, from options; TLS 1.2 or newer.
 
 A context is never changed once it is in use: new certificates make a new context, for later
 connections.
@@ -42,14 +42,23 @@ def for_clients(settings: Settings) -> ssl.SSLContext | None:
 
 def for_instances(settings: Settings) -> ssl.SSLContext:
     """The context for https instances: verified, with their names. Raises ConfigError."""
-    own_ca = settings.instance_ca
-    if own_ca is None:
+    return for_servers(
+        "instance", settings.instance_ca, settings.instance_cert, settings.instance_key
+    )
+
+
+def for_servers(kind: str, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
+    """The context for https servers of a kind, whose options begin with its name.
+
+    They are verified, with their names. Raises ConfigError. Reads files.
+    """
+    if ca is None:
         context = by_the_system()
     else:
         context = cheap(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-        _trust(context, "instance_ca", own_ca)
-    if settings.instance_cert is not None:
-        _show(context, "instance_cert", settings.instance_cert, settings.instance_key)
+        _trust(context, f"{kind}_ca", ca)
+    if cert is not None:
+        _show(context, f"{kind}_cert", cert, key)
     return context
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from planner.config.components import Component
 from planner.config.options import PlannerOptions
+from planner.core.budget import Share, SharedBudget
 from planner.core.types import COMPONENT, Capabilities, Context, Engine, Replicas, Traffic
 from planner.run import Clocks, Learned, Planner, components_of
 from planner.scalers.base import Applied, Decision, Failure, Fleet, Scaler, ScalerError
@@ -76,12 +77,17 @@ class Orders(Scaler):
         self.kept, self.applied, self.answer = kept, list[Decision](), Applied()
         self.fails: ScalerError | None = None
         self.kept_before: list[int] = []
+        self.wanted: dict[str, int] | ScalerError = {}
+        self.looks = 0
         self.is_closed = False
 
     async def validate(self, components: Sequence[Component]) -> None: ...
 
     async def observe(self) -> Mapping[str, int]:
-        return {}
+        self.looks += 1
+        if isinstance(self.wanted, ScalerError):
+            raise self.wanted
+        return self.wanted
 
     async def apply(self, decision: Decision, fleet: Fleet) -> Applied:
         self.applied.append(decision)
@@ -124,8 +130,8 @@ class Stage:
         self.audit = folder / "audit.jsonl"
         self.planner = self.begun()
 
-    def begun(self, known: Learned | None = None) -> Planner:
-        planner = Planner(
+    def made(self, known: Learned | None = None) -> Planner:
+        return Planner(
             self.options,
             cast(Live, self.looks),
             cast(Proxies, FakeProxies()),
@@ -133,6 +139,9 @@ class Stage:
             self.clock.clocks,
             known,
         )
+
+    def begun(self, known: Learned | None = None) -> Planner:
+        planner = self.made(known)
         planner.begin()
         return planner
 
@@ -162,9 +171,34 @@ async def test_advisory_decides_and_calls_nobody(
     stage = Stage(tmp_path, advisory=True)
     with caplog.at_level(logging.INFO, "planner"):
         outcomes = await stage.ticks(6)
-    assert stage.scaler.applied == []
+    assert (stage.scaler.applied, stage.scaler.looks) == ([], 0)
     assert outcomes.count(TickOutcome.ADVISORY) == 1
     assert any("decision 0 (advisory): combined 1 -> 2" in text for text in caplog.messages)
+
+
+async def test_what_the_scaler_was_told_before_is_the_first_baseline(tmp_path: Path) -> None:
+    """The proxies know one instance, and would have two be more."""
+    stage = Stage(tmp_path)
+    stage.scaler.wanted = {COMPONENT: 3}
+    await stage.ticks(1)
+    stage.scaler.wanted = {COMPONENT: 4}  # by somebody else, before anything was decided
+    stage.looks.ready = 4
+    await stage.ticks(4)
+    assert stage.scaler.applied[0].targets == {COMPONENT: 5}
+    looks = stage.scaler.looks
+    await stage.ticks(2)
+    assert stage.scaler.looks == looks, "its own targets count from then on"
+
+
+async def test_nothing_is_decided_while_the_scaler_cannot_say(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.scaler.wanted = ScalerError(Failure.UNREACHABLE, "GET scale: not reached")
+    assert await stage.ticks(6) == [TickOutcome.FAILED] * 6
+    assert stage.planner.decision is None
+    text = stage.planner.metrics.text().decode()
+    assert 'scaler_errors_total{error="unreachable",scaler="orders"} 6.0' in text
+    stage.scaler.wanted = {}
+    assert TickOutcome.APPLY in await stage.ticks(4)
 
 
 async def test_a_successor_goes_on_with_the_same_decision(tmp_path: Path) -> None:
@@ -232,6 +266,96 @@ async def test_what_is_never_done_is_said_after_the_longest_wait(tmp_path: Path)
     await stage.ticks(6)
     last = list(stage.planner.recorder.every())[-1]
     assert last["failure"].startswith("not done after ")
+
+
+def stages(folder: Path, **options: object) -> tuple[Stage, Stage, SharedBudget]:
+    """Two deployments of one budget of 8; each wants as many as are needed for its queue."""
+    found, budget = [], SharedBudget(8)
+    for name in "ab":
+        (folder / name).mkdir()
+        stage = Stage(folder / name, **options)
+        stage.planner.join(Share(budget, name))
+        found.append(stage)
+    return found[0], found[1], budget
+
+
+async def test_deployments_share_a_budget(tmp_path: Path) -> None:
+    a, b, _ = stages(tmp_path)
+    a.looks.ready = 5
+    assert await a.ticks(2) == [TickOutcome.UNCHANGED] * 2, "b is not known yet"
+    for _ in range(6):
+        await a.ticks(1)
+        await b.ticks(1)
+    assert [one.scaler.applied[-1].targets[COMPONENT] for one in (a, b)] == [6, 2]
+    assert b.planner.decision is not None
+    b.planner.floors[COMPONENT] = 4
+    await b.ticks(1)
+    assert b.planner.decision.targets == {COMPONENT: 4}, "a floor, whatever others have"
+    await a.ticks(1)
+    assert a.scaler.applied[-1].targets == {COMPONENT: 4}
+    assert a.scaler.applied[-1].reason.endswith("gpu_budget_shared")
+    assert (a.planner.most_replicas(COMPONENT), b.planner.most_replicas(COMPONENT)) == (4, 7)
+
+
+@pytest.mark.parametrize("comes_to_an_end", [True, False])
+async def test_who_goes_holds_its_gpus_until_the_scaler_is_done(
+    tmp_path: Path, comes_to_an_end: bool
+) -> None:
+    a, b, budget = stages(tmp_path, scaling_max_wait_seconds=60.0)
+    a.looks.ready = 6
+    for _ in range(6):
+        await a.ticks(1)
+        await b.ticks(1)
+    before = budget._claims["a"].used
+    b.planner.floors[COMPONENT] = 4
+    a.scaler.answer = Applied("gpu-5 stops")
+    await b.ticks(1)
+    await a.ticks(1)
+    assert a.scaler.applied[-1].targets == {COMPONENT: 4}
+    a.looks.ready = 4  # the proxies know no more
+    for _ in range(5):
+        await a.ticks(1)
+        assert budget._claims["a"].used == before > 4
+    a.scaler.answer = Applied() if comes_to_an_end else a.scaler.answer
+    await a.ticks(2 if comes_to_an_end else 9)
+    assert budget._claims["a"].used == 4
+
+
+async def test_what_a_deployment_had_is_its_own_until_it_is_seen(tmp_path: Path) -> None:
+    a, b, _ = stages(tmp_path)
+    for _ in range(6):
+        await a.ticks(1)
+        await b.ticks(1)
+    for stage in (a, b):
+        stage.planner._state.close()  # type: ignore[union-attr]
+    budget = SharedBudget(8)
+    again = []
+    for name, stage in (("a", a), ("b", b)):
+        planner = stage.made()
+        planner.join(Share(budget, name))
+        again.append(planner)
+    for planner in again:
+        planner.begin()
+    a.looks.ready, b.looks.is_dead = 2, True
+    a.planner = again[0]
+    before = a.planner.decision
+    assert before is not None
+    await a.ticks(4)
+    assert a.planner.decision is not None
+    assert a.planner.decision.targets[COMPONENT] > before.targets[COMPONENT], "b need not be seen"
+    kept = again[1].decision
+    assert kept is not None
+    assert a.planner.decision.targets[COMPONENT] + kept.targets[COMPONENT] <= 8
+
+
+async def test_advice_shares_a_budget_by_what_is_advised(tmp_path: Path) -> None:
+    a, b, _ = stages(tmp_path, advisory=True)
+    for _ in range(6):
+        await a.ticks(1)
+        await b.ticks(1)
+    for stage in (a, b):
+        assert stage.planner.decision is not None
+        assert stage.planner.decision.targets == {COMPONENT: 2}, "one more than there are"
 
 
 async def test_floors_of_an_operator_outlive_a_restart(tmp_path: Path) -> None:

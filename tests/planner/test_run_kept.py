@@ -54,9 +54,6 @@ class Noting(Scaler):
 
     async def validate(self, components: Sequence[Component]) -> None: ...
 
-    async def observe(self) -> Mapping[str, int]:
-        return {}
-
     async def apply(self, decision: Decision, fleet: Fleet) -> Applied:
         assert self.path is not None
         self.begun.append(orjson.loads(self.path.read_bytes())["kept"]["notes"])

@@ -51,21 +51,39 @@ async def test_it_plans_until_a_signal_comes(
     caplog.set_level("INFO", "planner")
     async with proxied(tmp_path, 2) as (proxy, _), asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(serve(options(tmp_path, proxy.server.url)))
-        listens = "planner listens on "
-        (text,) = await until(lambda: [t for t in caplog.messages if t.startswith(listens)])
-        assert text.endswith("; advisory: nothing is carried out")
-        url = text.removeprefix(listens).partition(";")[0]
-        async with aiohttp.ClientSession(url) as http:
-
-            async def has_seen() -> bool:
-                async with http.get("/metrics") as answer:
-                    shown = await answer.text()
-                return 'cache_planner_ready_replicas{component="combined"} 2.0' in shown
-
-            await until(has_seen, "the fleet is seen")
-        os.kill(os.getpid(), signal.SIGTERM)
-        await serving
+        line = 'cache_planner_ready_replicas{component="combined"} 2.0'
+        await shown(serving, caplog, line)
+    assert any(text.endswith("; advisory: nothing is carried out") for text in caplog.messages)
     StateFile(tmp_path / "state.json").close()
+
+
+async def shown(serving: asyncio.Task[None], caplog: pytest.LogCaptureFixture, wanted: str) -> None:
+    """Wait until the metrics of a planner have a line, and end it."""
+    listens = "planner listens on "
+    (text,) = await until(lambda: [t for t in caplog.messages if t.startswith(listens)])
+    async with aiohttp.ClientSession(text.removeprefix(listens).partition(";")[0]) as http:
+
+        async def is_shown() -> bool:
+            async with http.get("/metrics") as answer:
+                return wanted in (await answer.text()).splitlines()
+
+        await until(is_shown, wanted)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+
+@pytest.mark.parametrize(("advisory", "baseline"), [(False, 4), (True, 2)])
+async def test_it_begins_from_what_its_scaler_was_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, advisory: bool, baseline: int
+) -> None:
+    caplog.set_level("INFO", "planner")
+    path = tmp_path / "decision.json"
+    path.write_text('{"decision_id": 7, "targets": {"combined": 4}, "issued_at": 1.5}')
+    more = {"scaler": "file", "decision_file": path, "advisory": advisory}
+    async with proxied(tmp_path, 2) as (proxy, _), asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(serve(options(tmp_path, proxy.server.url, **more)))
+        line = f'cache_planner_target_replicas{{component="combined"}} {baseline}.0'
+        await shown(serving, caplog, line)
 
 
 async def test_a_plugin_decides_from_the_configuration_to_the_audit(tmp_path: Path) -> None:
@@ -172,6 +190,45 @@ def test_an_unknown_flag_does_not_show_its_value(capsys: pytest.CaptureFixture[s
         assert caught.value.code == 2
         err = capsys.readouterr().err
         assert err == "cache-planner: unknown argument '--proxy-tokn'\n"
+
+
+DEAD = {
+    "deployment": [
+        {"name": name, "proxies": f"127.0.0.{n}:1", "state_file": f"STATE-{name}"}
+        for n, name in enumerate(("chat", "code"), 1)
+    ]
+}
+"""Two deployments, the proxies of which are away."""
+
+
+def test_validate_names_the_deployment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["validate", json.dumps(DEAD)]) == 2
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("chat: GET http://127.0.0.1:1/metrics: ")
+    assert out[1].startswith("code: GET http://127.0.0.2:1/metrics: ")
+    assert out[-1] == "2 wrong"
+    (tmp_path / "no.pem").write_text("no PEM")
+    broken = DEAD["deployment"][1] | {"instance_ca": str(tmp_path / "no.pem")}
+    assert cli.main(["validate", json.dumps({"deployment": [DEAD["deployment"][0], broken]})]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("cache-planner: deployment code: instance_ca = ")
+    assert err.count("\n") == 1
+
+
+def test_a_deployment_that_cannot_begin_is_named_and_none_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = {name: tmp_path / f"STATE-{name}" for name in ("chat", "code")}
+    held = StateFile(paths["code"])
+    config = json.dumps(DEAD).replace("STATE", f"{tmp_path}/STATE")
+    assert cli.main(["run", config, "--control", "127.0.0.1:0"]) == 2
+    err = capsys.readouterr().err
+    assert (
+        err
+        == f"cache-planner: deployment code: state_file {paths['code']}: another planner holds it\n"
+    )
+    held.close()
+    StateFile(paths["chat"]).close()
 
 
 def test_validate_prints_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,11 +40,15 @@ class ReserveDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What the target of a component is made of, in replicas."""
+    """What the target of a component is made of, in replicas.
+
+    `rate`: requests per second of one replica within the targets.
+    """
 
     level: float
     reserve: float
     backlog: float
+    rate: float = 0.0
 
     @property
     def replicas(self) -> int:
@@ -164,7 +168,7 @@ class ReservePropose:
         reserve = memory.errors.reserve(own.quantile) if own.quantile else 0.0
         waiting = self._backlog(line, typical, of, context.engines.get(component, ()))
         most = own.backlog_ratio * level + 1.0
-        return Need(level, reserve, min(waiting, most) if own.backlog_ratio else 0.0)
+        return Need(level, reserve, min(waiting, most) if own.backlog_ratio else 0.0, one)
 
     def _backlog(
         self, line: Line, typical: Demand, of: Capabilities, engines: Sequence[Engine]

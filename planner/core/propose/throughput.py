@@ -76,7 +76,7 @@ class ThroughputPropose:
         if context.traffic is None:
             return ThroughputDecision.NO_DATA
         told = context.prediction
-        if told.next_num_req is None:
+        if None in (told.next_num_req, told.next_isl, told.next_osl):
             return ThroughputDecision.PREDICT_FAILED
         return demand_of(told, context.traffic.window_s)
 

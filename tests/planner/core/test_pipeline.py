@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.core.budget import Limits
 from planner.core.perf.capacity import Slo
-from planner.core.pipeline import Failed, Heard, How, Pipeline, Remote
+from planner.core.pipeline import Failed, Heard, How, Pipeline, Plugin, Remote
 from planner.core.predict.plugin import LoadPredict
 from planner.core.propose.load import LoadDecision, LoadPropose
 from planner.core.propose.throughput import ThroughputDecision, ThroughputPropose
@@ -21,6 +21,7 @@ from planner.core.types import (
     Capabilities,
     Context,
     Engine,
+    FinalPrediction,
     Kind,
     Prediction,
     Proposal,
@@ -49,7 +50,8 @@ class Planner:
         self.throughput = ThroughputPropose(self.rules, self.state)
         chosen = [self.load] * self.rules.load_scaling
         more = [self.throughput] * self.rules.throughput_scaling
-        self.pipeline = Pipeline([LoadPredict(self.rules, self.state), *chosen, *more], LIMITS)
+        self.own: list[Plugin] = [LoadPredict(self.rules, self.state), *chosen, *more]
+        self.pipeline = Pipeline(self.own, LIMITS)
         self.ticks = 0
         self.target = 2
 
@@ -217,6 +219,47 @@ def test_the_first_to_say_a_figure_predicts_it() -> None:
     other = Says(Prediction(9.0, next_isl=7.0), Stage.PREDICT, "b", 2)
     found = Pipeline([other, one], LIMITS).tick(context()).prediction
     assert (found.next_num_req, found.next_isl) == (0.0, 7.0)
+
+
+CHAIN: tuple[tuple[int, Prediction], ...] = (
+    (30, Prediction(next_osl=100.0)),
+    (50, FinalPrediction(next_num_req=60.0, next_osl=1.0)),
+    (70, Prediction(next_isl=7.0, hit_ratio=0.5)),
+)
+"""Plugins at the stage PREDICT, by priority; the builtin forecast is that of 100."""
+
+
+@pytest.mark.parametrize(
+    ("chain", "predicted"),
+    [
+        (CHAIN, Prediction(60.0, None, 100.0)),
+        (CHAIN[:1], Prediction(9.0, 500.0, 100.0, 0.25, 1.0)),
+        (CHAIN[::2], Prediction(9.0, 7.0, 100.0, 0.5, 1.0)),
+        (((200, FinalPrediction(hit_ratio=0.9)),), Prediction(9.0, 500.0, 200.0, 0.25, 1.0)),
+        (((1, Prediction()), *CHAIN), Prediction(60.0, None, 100.0)),
+        (((0, FinalPrediction(1.0, 2.0, 3.0)), *CHAIN), Prediction(1.0, 2.0, 3.0)),
+    ],
+)
+def test_a_final_prediction_ends_the_chain(
+    chain: tuple[tuple[int, Prediction], ...], predicted: Prediction
+) -> None:
+    told = Prediction(9.0, 500.0, 200.0, 0.25, 1.0)
+    plugins = [Says(one, Stage.PREDICT, f"p{at}", at) for at, one in reversed(chain)]
+    found = Pipeline(plugins, LIMITS).tick(replace(context(), prediction=told))
+    assert found.prediction == predicted
+    assert [one.asked for one in plugins] == [1] * len(plugins), "who does not count still learns"
+
+
+def test_a_final_prediction_is_what_the_rules_scale_by() -> None:
+    planner = Planner(replace(RULES, load_scaling=False))
+    said = FinalPrediction(180 * 90.0, 500.0, 100.0)
+    planner.pipeline = Pipeline([Says(said, Stage.PREDICT, "a", 50), *planner.own], LIMITS)
+    assert planner.tick(idle(2), BUSY) == 5, "90 requests a second; one carries 21.7"
+    assert planner.throughput.decisions == {"c": ThroughputDecision.SCALE}
+    alone = FinalPrediction(180 * 90.0)
+    planner.pipeline = Pipeline([Says(alone, Stage.PREDICT, "a", 50), *planner.own], LIMITS)
+    assert planner.tick(idle(2), BUSY) == 5, "without lengths no load is known"
+    assert planner.throughput.decisions == {"c": ThroughputDecision.PREDICT_FAILED}
 
 
 @pytest.mark.parametrize(("holds", "target"), [(True, 7), (False, 2)])

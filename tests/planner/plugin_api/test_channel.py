@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from planner.core.pipeline import Failed
-from planner.core.types import Kind, Prediction, Proposal, Stage, Target
+from planner.core.types import FinalPrediction, Kind, Prediction, Proposal, Stage, Target
 from planner.plugin_api import planner_plugin_pb2 as pb
 from planner.plugin_api.channel import MOST_BYTES, Channel
 from planner.plugin_api.wire import MOST_TEXT
@@ -57,6 +57,20 @@ async def test_a_prediction_has_what_it_says_and_zero_is_a_value() -> None:
         found = await channel.ask(Stage.PREDICT, context())
     assert isinstance(found, Prediction)
     assert (found.next_num_req, found.next_osl) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (pb.Prediction(next_num_req=0.0), FinalPrediction(0.0)),
+        (pb.Prediction(), Prediction()),
+        (None, Prediction()),
+    ],
+)
+async def test_a_prediction_is_final_where_it_says_something(said: Any, found: Prediction) -> None:
+    plugin = Plugin(pb.EvaluateResponse(prediction=said, is_final=True))
+    async with called(plugin, stage="predict") as channel:
+        assert await channel.ask(Stage.PREDICT, context()) == found
 
 
 async def test_nothing_to_say_is_no_failure() -> None:

@@ -17,6 +17,7 @@ from planner.core.types import Kind, Proposal, Stage, Target
 from planner.plugin_api import planner_plugin_pb2 as pb
 from planner.plugin_api.channel import Channel
 from planner.plugin_api.external import LEASE_S, Externals, RefusedError
+from planner.telemetry.snapshot import heard_of
 from tests.planner.core.test_pipeline import Says, context
 from tests.planner.plugin_api.server import Plugin, served, spec, wish
 
@@ -115,6 +116,23 @@ async def test_its_prediction_is_what_proposers_see() -> None:
             assert (await rig.tick()).prediction.next_num_req == 0.0
     seen = proposing.asked[0].context.prediction
     assert (seen.HasField("next_num_req"), seen.HasField("next_isl")) == (True, False)
+
+
+@pytest.mark.parametrize(("isl", "other"), [(4.0, None), (-4.0, 8.0)])
+async def test_a_final_prediction_counts_alone_unless_a_part_has_no_meaning(
+    isl: float, other: float | None
+) -> None:
+    final = Plugin(
+        pb.EvaluateResponse(prediction=pb.Prediction(next_num_req=2.0, next_isl=isl), is_final=True)
+    )
+    more = Plugin(pb.EvaluateResponse(prediction=pb.Prediction(next_num_req=9.0, next_osl=8.0)))
+    async with served(final) as one, served(more) as two:
+        specs = spec(one, "a", "predict"), spec(two, "b", "predict", priority=60)
+        async with rigged(*specs) as rig:
+            found = await rig.tick()
+    assert (found.prediction.next_num_req, found.prediction.next_osl) == (2.0, other)
+    told = [heard_of(heard) for heard in found.heard]
+    assert [heard["final"] for heard in told] == [isl > 0, False]
 
 
 @pytest.mark.parametrize("how", ["sleeps", "raises", "wrong token"])

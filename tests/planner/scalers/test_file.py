@@ -36,5 +36,6 @@ async def test_a_folder_that_is_not_there_is_a_line(tmp_path: Path) -> None:
 
 async def test_what_is_no_decision_is_not_observed(tmp_path: Path) -> None:
     path = tmp_path / "decision.json"
-    path.write_text("{}")
-    assert await FileScaler(path).observe() == {}
+    for text in ("{}", '{"targets": {"combined": -1}}', '{"targets": {"combined": 1e12}}', "["):
+        path.write_text(text)
+        assert await FileScaler(path).observe() == {}

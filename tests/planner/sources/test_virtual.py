@@ -103,9 +103,9 @@ def load(rates: list[tuple[float, float]]) -> list[Planned]:
     return planned
 
 
-def play(planner: VirtualPlanner, rates: list[tuple[float, float]]) -> ScaledRun:
+def play(planner: VirtualPlanner, rates: list[tuple[float, float]], initial: int = 1) -> ScaledRun:
     router = Router(FleetState(RouterConfig(prefill_throughput=20_000)))
-    options = VirtualOptions((ENGINE,), BLOCK)
+    options = VirtualOptions((ENGINE,) * initial, BLOCK)
     scaling = ScalingOptions(ENGINE, StartUp(5.0))
     found = simulate_scaled(load(rates), router, options, scaling, planner)
     assert (found.run.drift, router.known.ledger.live) == (0, 0)
