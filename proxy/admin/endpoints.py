@@ -46,6 +46,7 @@ from proxy.state.access import Access
 from proxy.state.in_flight import InFlight
 from proxy.state.overload import OverloadWatch
 from proxy.state.thermal import ThermalControl
+from proxy.telemetry.explain import utc
 from proxy.telemetry.log import printable_json
 from proxy.telemetry.metrics import Exposition
 from proxy.telemetry.record import RequestRecord
@@ -283,7 +284,7 @@ class FleetPaths:
         kept = self._last(DECISIONS_KEPT + REFUSED_KEPT)
         record = next((record for record in kept if record.request_id == request_id), None)
         if record is None:
-            return error_response(404, f"request: not known among the last {len(kept)}")
+            return error_response(404, not_kept(kept))
         view = self._view_of(record.candidates)
         columns = printable_json(orjson.dumps(as_json(view) if view is not None else None))
         return _json_bytes(record_json(record)[:-1] + b',"columns":' + columns + b"}")
@@ -590,6 +591,14 @@ def _auth(request: web.Request) -> bytes:
 
 def _json_bytes(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json", charset="utf-8")
+
+
+def not_kept(kept: Sequence[RequestRecord]) -> str:
+    """Why a request is not told of: how far back those go that are, the newest first."""
+    if not kept:
+        return "request: not known; none was placed or refused yet"
+    oldest = utc(kept[-1].t_proxy_recv)
+    return f"request: not known among the last {len(kept)}, which go back to {oldest}"
 
 
 def _last_error(health: Health, clock: Clock) -> dict[str, object]:
