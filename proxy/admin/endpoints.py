@@ -46,12 +46,11 @@ from proxy.state.access import Access
 from proxy.state.in_flight import InFlight
 from proxy.state.overload import OverloadWatch
 from proxy.state.thermal import ThermalControl
-from proxy.telemetry.explain import utc
 from proxy.telemetry.log import printable_json
 from proxy.telemetry.metrics import Exposition
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.request_log import RecordLog, record_json
-from proxy.telemetry.requests import DECISIONS_KEPT, REFUSED_KEPT
+from proxy.telemetry.requests import DECISIONS_KEPT, REFUSED_KEPT, not_kept
 
 MODELS_TIMEOUT_S = 2.0
 MOST_WAIT_S = 300
@@ -591,14 +590,6 @@ def _auth(request: web.Request) -> bytes:
 
 def _json_bytes(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json", charset="utf-8")
-
-
-def not_kept(kept: Sequence[RequestRecord]) -> str:
-    """Why a request is not told of: how far back those go that are, the newest first."""
-    if not kept:
-        return "request: not known; none was placed or refused yet"
-    oldest = utc(kept[-1].t_proxy_recv)
-    return f"request: not known among the last {len(kept)}, which go back to {oldest}"
 
 
 def _last_error(health: Health, clock: Clock) -> dict[str, object]:

@@ -264,7 +264,16 @@ class Explained:
                 [one["instance"], ", ".join(one["past"]), seconds(one.get("free_in_s"))]
                 for one in self.past
             ]
-        head = ["", "decodes", "prompt on", "price", *TERMS.values(), "cached", "new", "ongoing"]
+        head = [
+            "choice",
+            "decodes",
+            "prompt on",
+            "price",
+            *TERMS.values(),
+            "cached",
+            "new",
+            "ongoing",
+        ]
         return head, [
             [
                 "chosen" if row is self.chosen else "",
