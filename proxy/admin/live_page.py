@@ -20,7 +20,6 @@ from proxy.net.server.responses import error_response, json_response
 from proxy.net.timeouts import Limit
 from proxy.state.in_flight import InFlight
 from proxy.telemetry.explain import Explained
-from proxy.telemetry.log import printable_json
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.request_log import record_json
 from proxy.telemetry.requests import DECISIONS_KEPT, REFUSED_KEPT, not_kept
@@ -36,6 +35,8 @@ HEAD = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+UNBUFFERED = {"X-Accel-Buffering": "no"}
+"""Has nginx pass each event on at once."""
 Json = dict[str, Any]
 
 
@@ -86,7 +87,7 @@ class LivePage:
             return json_response(explained.as_json(policies))
         if wanted == "text":
             return web.Response(text=explained.text(policies), headers=HEAD)
-        shown = printable_json(orjson.dumps(raw, option=orjson.OPT_INDENT_2)).decode()
+        shown = orjson.dumps(raw, option=orjson.OPT_INDENT_2).decode()
         return _html(html.decision_page(explained, policies, shown))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
@@ -95,19 +96,22 @@ class LivePage:
             return error_response(503, f"ui: {MOST_VIEWERS} viewers look already", _retry())
         if self._in_flight.is_leaving:
             return error_response(503, "ui: the proxy stops", _retry())
-        response = web.StreamResponse(headers=HEAD)
+        response = web.StreamResponse(headers=HEAD | UNBUFFERED)
         response.content_type = "text/event-stream"
         self.viewers += 1
         try:
             with Limit(STALL_S):
                 await response.prepare(request)
             await self._feed(request, response)
+        except (ConnectionError, TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()
         finally:
             self.viewers -= 1
         return response
 
     async def _feed(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Send until the viewer leaves, stalls, or the proxy does.
+        """Send until the viewer or the proxy leaves; raises TimeoutError where it takes nothing.
 
         Nothing is sent while bytes of before have not left: a slow viewer gets the newest later.
         """
@@ -122,8 +126,7 @@ class LivePage:
                 with Limit(STALL_S):
                     await response.write(b"data: %b\n\n" % orjson.dumps(changed))
             elif now_s - taken_s > STALL_S:
-                transport.abort()
-                return
+                raise TimeoutError
             # All viewers wake at the same moment, so one snapshot is made for all.
             await asyncio.sleep(EVERY_S - now_s % EVERY_S)
 

@@ -165,7 +165,7 @@ def _instance(row: Json) -> list[Markup]:
     return [
         join((text(row["name"]), *marks), " "),
         tag("span", text(row["state"]), class_=f"word {colour}"),
-        moment(row["since"]),
+        moment(row["since"], row["since_said"]),
         text(row["why"]),
         text(f"{row['prefilling']}, {row['decoding']}"),
         text(thousands(row["ongoing_tokens"])),
@@ -316,9 +316,10 @@ def _link(request_id: str, shown: Markup) -> Markup:
     return tag("a", shown, href=f"ui/decisions/{quote(request_id, safe='')}", title=request_id)
 
 
-def moment(unix_s: float) -> Markup:
-    """A time of the day, with its date for machines."""
-    return tag("time", text(utc(unix_s, "%H:%M:%S")), datetime=utc(unix_s, "%Y-%m-%dT%H:%M:%SZ"))
+def moment(unix_s: float, shown: str | None = None) -> Markup:
+    """A time of the day, or as it is `shown`, with its date for machines."""
+    told = text(shown or utc(unix_s, "%H:%M:%S"))
+    return tag("time", told, datetime=utc(unix_s, "%Y-%m-%dT%H:%M:%SZ"))
 
 
 def share(ratio: float | None) -> str:

@@ -23,7 +23,7 @@ from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.request_log import record_json
 from proxy.telemetry.requests import DECISIONS_KEPT, REFUSED_KEPT, RequestTelemetry
 
-MINUTE_S = 60.0
+MINUTE_S, DAY_S = 60.0, 86_400.0
 DECISIONS_SHOWN = MOVES_SHOWN = 20
 WAITING_SHOWN = WAITS_SHOWN = 10
 WORDS_CHARS, OUT_NAMED = 160, 3
@@ -79,12 +79,14 @@ class Look:
         known, load = self._known, self._known.ledger.load(member.instance.name)
         report, state = self._instances.reports.get(name), health.state(now_s)
         limits = known.gate.thresholds(ANY_MODEL, name)
+        since_s = self._clock.unix(health.since_s(now_s))
         mine = [one for one in lately if one.decode_instance == name]
         return {
             "name": name,
             "state": "draining" if member.is_draining else str(state),
             "serves": state in SERVES and not member.is_draining,
-            "since": round(self._clock.unix(health.since_s(now_s)), 3),
+            "since": round(since_s, 3),
+            "since_said": said(since_s, self._clock.unix(now_s)),
             "why": self._why(member, state, now_s),
             "prefilling": load.prefill_requests,
             "decoding": load.decode_requests,
@@ -311,7 +313,13 @@ def predictions(kept: Iterable[RequestRecord]) -> list[Json]:
 def _out(row: Json) -> str:
     """An instance that does not serve, in words."""
     why = f": {row['why']}" if row["why"] else ""
-    return f"{row['name']} is {row['state']} since {utc(row['since'], '%H:%M:%S')}{why}"
+    return f"{row['name']} is {row['state']} since {row['since_said']}{why}"
+
+
+def said(unix_s: float, now_s: float) -> str:
+    """A moment as short as is clear: the time of the day, with its date after a day."""
+    is_today = now_s - unix_s < DAY_S
+    return utc(unix_s, "%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -43,7 +43,7 @@ def _instances(rows: list[Json]) -> list[list[str]]:
             [
                 " ".join((row["name"], *row["marks"])),
                 row["state"],
-                utc(row["since"], "%H:%M:%S"),
+                row["since_said"],
                 thousands(row["ongoing_tokens"]),
                 thousands(row["prefill_tokens"]),
                 share(row["kv_ratio"]),

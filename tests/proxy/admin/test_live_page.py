@@ -207,7 +207,7 @@ async def test_only_what_has_changed_is_sent(tmp_path: Path) -> None:
 
 
 async def test_viewers_are_few_see_one_snapshot_and_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(live_page, "EVERY_S", 0.05)
     async with proxied(tmp_path, 1) as (proxy, _):
@@ -232,6 +232,7 @@ async def test_viewers_are_few_see_one_snapshot_and_leave_nothing(
                     await event()
             assert made <= 20, "one for all of them"
         await until(lambda: page.viewers == 0, "all have left")
+        assert not [one for one in caplog.records if "handler" in one.getMessage()]
         await until(lambda: len(asyncio.all_tasks()) <= tasks, "no task is left")
         made = 0
         await proxy.post(chat("x"))
@@ -241,7 +242,7 @@ async def test_viewers_are_few_see_one_snapshot_and_leave_nothing(
 
 
 async def test_a_viewer_that_takes_nothing_is_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(live_page, "EVERY_S", 0.005)
     monkeypatch.setattr(live_page, "STALL_S", 0.2)
@@ -257,6 +258,7 @@ async def test_a_viewer_that_takes_nothing_is_cut(
             await loop.sock_sendall(reader, b"GET /ui/events HTTP/1.1\r\nHost: x\r\n\r\n")
             await until(lambda: page.viewers == 1, "it looks")
             await until(lambda: page.viewers == 0, "it is cut")
+    assert not [one for one in caplog.records if "handler" in one.getMessage()]
 
 
 async def test_a_drain_ends_the_events(tmp_path: Path) -> None:

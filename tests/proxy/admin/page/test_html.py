@@ -36,6 +36,7 @@ def test_a_value_has_its_limit_and_a_bar() -> None:
         "marks": ["hot"],
         "state": "healthy",
         "since": 0.0,
+        "since_said": "1970-01-01 00:00",
         "why": "",
         **dict.fromkeys(("prefilling", "decoding", "ongoing_tokens", "sessions"), 0),
         **dict.fromkeys(("running", "waiting", "hit_ratio", "ttft_s", "predicted_ttft_s")),
@@ -51,6 +52,7 @@ def test_a_value_has_its_limit_and_a_bar() -> None:
         'class="bad"><rect width="100" ',
         "25 % / 50 %<svg",
         'class="ok"><rect width="25" ',
+        '<time datetime="1970-01-01T00:00:00Z">1970-01-01 00:00</time>',
         '<span class="mark">hot</span>',
         '<span class="word ok">healthy</span>',
     ):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.admin.page.snapshot import (
+    DAY_S,
     HOT,
     Json,
     mark,
@@ -14,6 +15,7 @@ from proxy.admin.page.snapshot import (
     moves,
     predictions,
     quantile,
+    said,
 )
 from proxy.telemetry.record import Migration, RequestRecord
 
@@ -85,6 +87,11 @@ def test_who_stands_out_is_marked(odd: Json, told: list[str]) -> None:
 def test_idle_instances_are_neither_hot_nor_slow() -> None:
     idle = {"ongoing_tokens": 0, "ttft_s": None, "requests": 0}
     assert marks(row(**idle), row(**idle), row(**idle | {"ongoing_tokens": 500})) == [[], [], []]
+
+
+def test_a_moment_has_its_date_once_it_is_a_day_ago() -> None:
+    assert said(3_600.0, 7_200.0) == "01:00:00"
+    assert said(0.0, DAY_S) == "1970-01-01 00:00"
 
 
 def test_predictions_are_told_by_class() -> None:
