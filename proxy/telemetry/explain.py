@@ -80,9 +80,10 @@ _TIMES: Final = (
     ("t_done", "over"),
 )
 NO_COLUMNS: Final = (
-    "policy: a log line has no columns to decide again with; a running proxy (--target) keeps "
+    "policy: this record has no columns to decide again with; a running proxy (--target) keeps "
     f"those of its last {KEPT} decisions"
 )
+NO_CHOICE: Final = "policy: the request was refused, so no policy had a choice"
 
 
 class Explained:
@@ -136,7 +137,7 @@ class Explained:
         place, reason = record["place"], record["offload_decision_reason"]
         where = f"{d}, {PLACES.get(place, 'as the log says')} ({place})"
         if p is not None:
-            where = f"{p} computes the prompt, {where} decodes"
+            where = f"{p} computes the prompt for {where}"
         hit, tokens = record.get("hit_tokens"), record.get("isl_tokens")
         cached = f", {thousands(hit)} of {thousands(tokens)} tokens cached" if tokens else ""
         why = f"{REASONS.get(reason, 'as the log says')} ({reason})" if reason else ""
@@ -207,7 +208,7 @@ class Explained:
         if decide is None:
             raise ValueError(f"policy: {policy[:60]!r} is none of {', '.join(POLICIES)}")
         if columns is None:
-            raise ValueError(NO_COLUMNS)
+            raise ValueError(NO_CHOICE if self.is_refused else NO_COLUMNS)
         try:
             choice = failing_open(decide)(from_json(columns))
         except (KeyError, TypeError, ValueError) as error:
@@ -276,7 +277,7 @@ class Explained:
         ]
         return head, [
             [
-                "chosen" if row is self.chosen else "",
+                self._part(row),
                 str(row.get("instance")),
                 str(row.get("prefill") or "itself"),
                 *(decimals(row.get(name)) for name in ("cost_s", *TERMS)),
@@ -284,6 +285,13 @@ class Explained:
             ]
             for row in self.rows
         ]
+
+    def _part(self, row: Json) -> str:
+        """What an option has of the choice: all, or a role where its policy prices no pairs."""
+        p = self.record["prefill_instance"]
+        if self.chosen is None or self.chosen.get("prefill") == p:
+            return "chosen" if row is self.chosen else ""
+        return "decodes" if row is self.chosen else "prefills" if row["instance"] == p else ""
 
     def others(self, policies: Sequence[str]) -> tuple[list[str], list[list[str]]]:
         """The head and the rows of the table of what other policies would have chosen."""

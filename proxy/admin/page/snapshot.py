@@ -25,6 +25,8 @@ from proxy.telemetry.requests import DECISIONS_KEPT, REFUSED_KEPT, RequestTeleme
 
 MINUTE_S, DAY_S = 60.0, 86_400.0
 DECISIONS_SHOWN = MOVES_SHOWN = 20
+REFUSED_SHOWN = 5
+"""Refused requests among the decisions: in an overload they would displace all others."""
 WAITING_SHOWN = WAITS_SHOWN = 10
 WORDS_CHARS, OUT_NAMED = 160, 3
 LEAST_REQUESTS, LEAST_TOKENS, HOT = 3, 1000, 2.0
@@ -69,7 +71,7 @@ class Look:
             "numbers": self._numbers(lately, covers_s, now_s),
             "instances": rows,
             "moves": moves(lately),
-            "decisions": self._decisions(kept[:DECISIONS_SHOWN]),
+            "decisions": self._decisions(last_of(kept)),
             "queue": queue,
             "predictions": predictions(kept),
         }
@@ -220,6 +222,13 @@ def mark(rows: Sequence[Json]) -> None:
 def moment(record: RequestRecord) -> float:
     """When a request was placed or refused, unix seconds."""
     return record.t_decided or record.t_proxy_recv
+
+
+def last_of(kept: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """The last placed requests, with a few of the refused ones, the newest first."""
+    refused = [one for one in kept if one.decode_instance is None][:REFUSED_SHOWN]
+    placed = [one for one in kept if one.decode_instance is not None]
+    return sorted([*refused, *placed[: DECISIONS_SHOWN - len(refused)]], key=moment, reverse=True)
 
 
 def decision(record: RequestRecord) -> Json:

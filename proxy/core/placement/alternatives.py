@@ -109,10 +109,13 @@ class Alternatives:
         """Seconds by which the option taken is cheaper than the best of one instance alone.
 
         `alone_on`: on this instance; None: on any other. Without prices the predicted TTFT counts.
+        None where an offload was taken by a policy that prices no pairs.
         """
         taken = self._taken()
+        if taken is None or (taken.prefill is None) != (self._prefill is None):
+            return None
         for option in self._priced:
-            if option is taken or option.prefill is not None or taken is None:
+            if option is taken or option.prefill is not None:
                 continue
             if alone_on is None or option.decode.instance.name == alone_on:
                 priced_s = option.cost_s - taken.cost_s

@@ -87,7 +87,7 @@ async def test_a_log_is_not_decided_again(
     log = ("--log", str(tmp_path / "log.jsonl"))
     assert await explain("r", *log, "--policy", "never") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "a log line has no columns to decide again with" in line
+    assert "this record has no columns to decide again with" in line
     assert await explain("r", *log, "--policy", "best") == 2
     assert "'best' is none of cost, " in capsys.readouterr().err
 

@@ -66,7 +66,7 @@ def test_a_sentence_says_where_why_by_how_much_and_what_came() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"prefill_instance": "b"}, "b computes the prompt, a, where"),
+        ({"prefill_instance": "b"}, "b computes the prompt for a, where"),
         ({"prefill_instance": "b"}, "0.50 s dearer than a"),
         ({"outcome": None, "t_done": None, "t_first_token": None}, "not over yet"),
         ({"outcome": "upstream_error", "error": "reset"}, "ended: upstream_error (reset)"),
@@ -87,6 +87,8 @@ def test_a_refusal_names_who_was_past_what() -> None:
     )
     assert refused.sentence == "refused (queue_timeout); busy: a (decode_blocks)"
     assert "free in" in refused.text()
+    with pytest.raises(ValueError, match="no policy had a choice"):
+        refused.instead("cost")
 
 
 def test_a_migrated_stream_was_decided_for_where_it_began() -> None:
@@ -94,6 +96,13 @@ def test_a_migrated_stream_was_decided_for_where_it_began() -> None:
     explained = Explained(record(decode_instance="b", migrations=[moved]))
     assert explained.chosen is not None
     assert explained.chosen["instance"] == "a"
+
+
+def test_without_prices_of_pairs_the_roles_are_marked() -> None:
+    rows = [{"instance": name, "prefill": None, "cost_s": None, "ttft_s": 1.0} for name in "abc"]
+    explained = Explained(record(prefill_instance="b", candidates=rows, policy="always"))
+    assert [row[0] for row in explained.candidates()[1]] == ["decodes", "prefills", ""]
+    assert explained.margin_s is None
 
 
 def test_the_wait_and_lost_attempts_are_no_part_of_the_time_to_the_first_token() -> None:
@@ -125,7 +134,7 @@ def test_an_older_line_names_what_it_lacks(lacking: str) -> None:
 
 
 def test_a_line_without_columns_is_not_decided_again() -> None:
-    with pytest.raises(ValueError, match="a log line has no columns"):
+    with pytest.raises(ValueError, match="this record has no columns"):
         Explained(record()).instead("cost")
     with pytest.raises(ValueError, match="'best' is none of cost, "):
         Explained(record(columns={})).instead("best")

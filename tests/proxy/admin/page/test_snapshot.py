@@ -8,10 +8,14 @@ import pytest
 
 from proxy.admin.page.snapshot import (
     DAY_S,
+    DECISIONS_SHOWN,
     HOT,
+    REFUSED_SHOWN,
     Json,
+    last_of,
     mark,
     middle,
+    moment,
     moves,
     predictions,
     quantile,
@@ -55,6 +59,18 @@ def test_moves_are_counted_and_told_with_how_they_went() -> None:
         "home_left",
         "drain: moved, the client waited 0.25 s",
     ]
+
+
+def test_refusals_displace_few_decisions() -> None:
+    refused = [record(decode_instance=None, t_decided=float(at)) for at in range(99, 50, -1)]
+    placed = [record(t_decided=at + 0.5) for at in range(60, 20, -1)]
+    kept = sorted([*refused, *placed], key=moment, reverse=True)
+    shown = last_of(kept)
+    assert len(shown) == DECISIONS_SHOWN
+    assert sum(one.decode_instance is None for one in shown) == REFUSED_SHOWN
+    assert shown == sorted(shown, key=moment, reverse=True)
+    assert last_of(refused) == refused[:REFUSED_SHOWN]
+    assert last_of(placed) == placed[:DECISIONS_SHOWN]
 
 
 def row(**fields: Any) -> Json:

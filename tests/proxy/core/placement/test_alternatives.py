@@ -150,3 +150,4 @@ def test_without_prices_the_gain_is_in_the_first_token() -> None:
     a, b = option("a", math.nan), option("b", math.nan)
     a.terms.ttft_s = 1.0
     assert Alternatives([a, b], a.decode.instance, None).gain_s() == 2.0
+    assert Alternatives([a, b], a.decode.instance, b.decode.instance).gain_s() is None
