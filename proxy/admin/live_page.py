@@ -57,8 +57,9 @@ class LivePage:
         self._look, self._in_flight, self._now_s = look, in_flight, now_s
         self._last, self._view_of = last, view_of
         self._seen: Json = {}
-        self._parts: dict[str, html.Markup] = {}
-        self._seen_s = self._parts_s = -EVERY_S
+        self._parts = html.Parts()
+        self._found: dict[str, html.Markup] = {}
+        self._seen_s = self._found_s = -EVERY_S
         self.viewers = 0
 
     async def page(self, request: web.Request) -> web.StreamResponse:
@@ -139,9 +140,9 @@ class LivePage:
 
     def _sections(self) -> dict[str, html.Markup]:
         seen = self._snapshot()
-        if self._parts_s != self._seen_s:
-            self._parts, self._parts_s = html.parts(seen), self._seen_s
-        return self._parts
+        if self._found_s != self._seen_s:
+            self._found, self._found_s = self._parts.of(seen), self._seen_s
+        return self._found
 
 
 def _form(request: web.Request) -> str:

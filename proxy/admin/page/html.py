@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -30,6 +30,12 @@ COLOURS = {
     "asleep": "idle",
     "paused": "idle",
 }
+FLEET = (
+    *("instance", "state", "since", "why", "prefill, decode", "ongoing", "prefill tokens"),
+    *("engine runs, waits", "KV in use", "hits", "first token, predicted", "tokens/s"),
+    "sessions",
+)
+"""The columns of the table of instances."""
 NOTHING = Markup("")
 # Read once, at the start: no request waits for a disk.
 _PAGE, _DECISION = (
@@ -70,19 +76,35 @@ def tag(name: str, *children: Markup, **attributes: str) -> Markup:
     return Markup(f"<{name}{told}>{''.join(children)}</{name}>")
 
 
-def parts(seen: Json) -> dict[str, Markup]:
-    """Each part of the page by its id. `verdict` is read aloud when it changes, `load` is not."""
-    return {
-        "verdict": _verdict(seen["verdict"]),
-        "load": _load(seen["verdict"]),
-        "numbers": _numbers(seen["numbers"]),
-        "fleet": _fleet(seen["instances"]),
-        "moves": _moves(seen["moves"]),
-        "decisions": _decisions(seen["decisions"]),
-        "queue": _queue(seen["queue"]),
-        "predictions": _predictions(seen["predictions"]),
-        "asof": text(f"{utc(seen['at'])}, cache-proxy {seen['version']}"),
-    }
+class Parts:
+    """The parts of the page; each, and each instance's row, is made when what it shows changes."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[object, Markup]] = {}
+        """What was shown last and its HTML, by part or instance."""
+
+    def of(self, seen: Json) -> dict[str, Markup]:
+        """Each by its id. `verdict` is read aloud when it changes, `load` is not."""
+        before, self._made = self._made, {}
+
+        def once(key: str, shown: Any, make: Callable[[Any], Markup]) -> Markup:
+            known = before.get(key)
+            found = known if known is not None and known[0] == shown else (shown, make(shown))
+            self._made[key] = found
+            return found[1]
+
+        rows = [once(f"row {row['name']}", row, _instance) for row in seen["instances"]]
+        return {
+            "verdict": once("verdict", seen["verdict"], _verdict),
+            "load": once("load", seen["verdict"], _load),
+            "numbers": once("numbers", seen["numbers"], _numbers),
+            "fleet": _table_of("Instances", FLEET, rows),
+            "moves": once("moves", seen["moves"], _moves),
+            "decisions": once("decisions", seen["decisions"], _decisions),
+            "queue": once("queue", seen["queue"], _queue),
+            "predictions": once("predictions", seen["predictions"], _predictions),
+            "asof": text(f"{utc(seen['at'])}, cache-proxy {seen['version']}"),
+        }
 
 
 def page(found: dict[str, Markup]) -> str:
@@ -150,19 +172,10 @@ def _numbers(seen: Json) -> Markup:
     )
 
 
-def _fleet(rows: Sequence[Json]) -> Markup:
-    head = (
-        *("instance", "state", "since", "why", "prefill, decode", "ongoing", "prefill tokens"),
-        *("engine runs, waits", "KV in use", "hits", "first token, predicted", "tokens/s"),
-        "sessions",
-    )
-    return _table("Instances", head, [_instance(row) for row in rows])
-
-
-def _instance(row: Json) -> list[Markup]:
+def _instance(row: Json) -> Markup:
     marks = [tag("span", text(mark), class_="mark") for mark in row["marks"]]
     colour = COLOURS.get(row["state"], "idle")
-    return [
+    cells = [
         join((text(row["name"]), *marks), " "),
         tag("span", text(row["state"]), class_=f"word {colour}"),
         moment(row["since"], row["since_said"]),
@@ -177,6 +190,7 @@ def _instance(row: Json) -> list[Markup]:
         text(thousands(row["prefill_tps"])),
         text(row["sessions"]),
     ]
+    return _row(FLEET, cells)
 
 
 def _limited(
@@ -285,29 +299,32 @@ def _plain_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[Markup]]) -> Markup:
-    """A table whose first column names the row; on a phone each row is a list of its cells.
+    return _table_of(caption, head, [_row(head, row) for row in rows])
+
+
+def _table_of(caption: str, head: Sequence[str], rows: Sequence[Markup]) -> Markup:
+    """A table of rows as `_row` makes them.
 
     Roles are written out: with `display: block` browsers forget those of the elements.
     """
     names = [tag("th", text(name), scope="col", role="columnheader") for name in head]
-    body = [
-        tag(
-            "tr",
-            tag("th", row[0], scope="row", role="rowheader", data_l=head[0]),
-            *(
-                tag("td", cell, role="cell", data_l=name)
-                for name, cell in zip(head[1:], row[1:], strict=True)
-            ),
-            role="row",
-        )
-        for row in rows
-    ]
     return tag(
         "table",
         tag("caption", text(caption)),
         tag("thead", tag("tr", *names, role="row"), role="rowgroup"),
-        tag("tbody", *body, role="rowgroup"),
+        tag("tbody", *rows, role="rowgroup"),
         role="table",
+    )
+
+
+def _row(head: Sequence[str], cells: Sequence[Markup]) -> Markup:
+    """A row that its first cell names; on a phone it is a list of its cells."""
+    named = zip(head[1:], cells[1:], strict=True)
+    return tag(
+        "tr",
+        tag("th", cells[0], scope="row", role="rowheader", data_l=head[0]),
+        *(tag("td", cell, role="cell", data_l=name) for name, cell in named),
+        role="row",
     )
 
 

@@ -58,12 +58,16 @@ class Look:
         unix_s = self._clock.unix(now_s)
         kept = self._telemetry.last(DECISIONS_KEPT + REFUSED_KEPT)
         lately = [one for one in kept if moment(one) >= unix_s - MINUTE_S]
-        rows = [self._row(m, lately, now_s) for m in self._known.fleet.members()]
+        placed: dict[str | None, list[RequestRecord]] = {}
+        for one in lately:
+            placed.setdefault(one.decode_instance, []).append(one)
+        members = self._known.fleet.members()
+        rows = [self._row(m, placed.get(m.instance.name, []), now_s) for m in members]
         mark(rows)
         queue = self._queue(now_s)
-        covers_s = MINUTE_S
-        if kept and len(self._telemetry.decisions) == DECISIONS_KEPT and len(lately) == len(kept):
-            covers_s = unix_s - moment(kept[-1])
+        covers_s, decisions = MINUTE_S, self._telemetry.decisions
+        if len(decisions) == DECISIONS_KEPT:
+            covers_s = min(MINUTE_S, unix_s - moment(decisions[0]))
         return {
             "at": round(unix_s, 3),
             "version": __version__,
@@ -76,13 +80,13 @@ class Look:
             "predictions": predictions(kept),
         }
 
-    def _row(self, member: Member, lately: Sequence[RequestRecord], now_s: float) -> Json:
+    def _row(self, member: Member, mine: Sequence[RequestRecord], now_s: float) -> Json:
+        """An instance, and `mine`: its requests of the last minute."""
         name, health = member.instance.name, member.health
         known, load = self._known, self._known.ledger.load(member.instance.name)
         report, state = self._instances.reports.get(name), health.state(now_s)
         limits = known.gate.thresholds(ANY_MODEL, name)
         since_s = self._clock.unix(health.since_s(now_s))
-        mine = [one for one in lately if one.decode_instance == name]
         return {
             "name": name,
             "state": "draining" if member.is_draining else str(state),

@@ -21,6 +21,7 @@ from proxy.admin import live_page
 from proxy.admin.live_page import MOST_VIEWERS, LivePage
 from proxy.core.placement.policies import POLICIES
 from tests.support.admin import call
+from tests.support.certificates import Certificates
 from tests.support.harness import RawEngine, ServedProxy, chat, proxied, stalls, until, words
 
 TOKEN = "operators-token-0123456789"
@@ -259,6 +260,20 @@ async def test_a_viewer_that_takes_nothing_is_cut(
             await until(lambda: page.viewers == 1, "it looks")
             await until(lambda: page.viewers == 0, "it is cut")
     assert not [one for one in caplog.records if "handler" in one.getMessage()]
+
+
+async def test_events_come_over_tls(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    cert, key = certificates.leaf("proxy", "127.0.0.1")
+    secure = {"tls_cert": str(cert), "tls_key": str(key)}
+    async with RawEngine() as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], **secure) as proxy:
+            context = certificates.client()
+            async with proxy.http.get("/ui/events", ssl=context) as response:
+                for _ in range(2):
+                    assert (await response.content.readline()).startswith(b"data: {")
+                    await response.content.readline()
+            await until(lambda: page_of(proxy).viewers == 0, "the viewer has left")
 
 
 async def test_a_drain_ends_the_events(tmp_path: Path) -> None:

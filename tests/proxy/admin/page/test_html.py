@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.admin.page.html import page, parts, tag, text
+from proxy.admin.page.html import Parts, page, tag, text
 from proxy.admin.page.snapshot import decision
 from proxy.core.types import Outcome
 from proxy.telemetry.record import RequestRecord
@@ -18,14 +18,14 @@ def test_an_error_with_markup_is_text() -> None:
     evil = "<img src=x onerror=alert(1)>"
     record = RequestRecord(request_id='"><b>', t_proxy_recv=1.0, decode_instance="d", place="home")
     record.outcome, record.error = Outcome.UPSTREAM_ERROR, evil
-    found = parts(SEEN | {"decisions": [decision(record)]})["decisions"]
+    found = Parts().of(SEEN | {"decisions": [decision(record)]})["decisions"]
     assert "<img" not in found
     assert "&lt;img" in found
     assert 'href="ui/decisions/%22%3E%3Cb%3E"' in found
 
 
 def test_a_proxy_without_anything_has_a_page() -> None:
-    found = page(parts(SEEN))
+    found = page(Parts().of(SEEN))
     for said in ("No request was placed", "No request waits", "No first token", "<li>w</li>"):
         assert said in found
 
@@ -46,7 +46,7 @@ def test_a_value_has_its_limit_and_a_bar() -> None:
         "kv_ratio": 0.25,
         "kv_limit": 0.5,
     }
-    found = parts(SEEN | {"instances": [row]})["fleet"]
+    found = Parts().of(SEEN | {"instances": [row]})["fleet"]
     for said in (
         "30 / 20<svg ",
         'class="bad"><rect width="100" ',
@@ -57,3 +57,13 @@ def test_a_value_has_its_limit_and_a_bar() -> None:
         '<span class="word ok">healthy</span>',
     ):
         assert said in found
+
+
+def test_only_what_has_changed_is_made_again() -> None:
+    parts = Parts()
+    first, same = parts.of(SEEN), parts.of({**SEEN, "at": 1.0})
+    assert {name for name in first if first[name] is not same[name]} == {"asof", "fleet"}
+    verdict = SEEN["verdict"] | {"load": "other"}
+    other = parts.of(SEEN | {"verdict": verdict})
+    assert "other" in other["load"]
+    assert other["verdict"] == first["verdict"]
