@@ -21,6 +21,8 @@ from proxy.admin.auth import Denials, Handler, audited
 from proxy.admin.batch import BATCH, Batch
 from proxy.admin.busy_threshold import BusyThreshold
 from proxy.admin.endpoints import FleetPaths, HealthPaths, ModelsPath
+from proxy.admin.live_page import LivePage
+from proxy.admin.page.snapshot import Look
 from proxy.admin.samples import SamplesPath
 from proxy.config.in_force import OptionsInForce
 from proxy.config.options import Settings
@@ -96,7 +98,8 @@ _ABOUT = dedent(
                 POST /v1/chat/completions, /v1/responses, /v1/messages and others
                 GET /v1/models
     state       GET /health (of every instance) /ready /live; /metrics for Prometheus
-    operators   GET /instances /decisions /busy_threshold (on the admin port, where there is one)
+    operators   GET /ui, a page to look at (on the admin port, where there is one)
+                GET /instances /decisions /busy_threshold (there, too)
     options     cache-proxy --help; docs/ of the project has the rest
     """
 )
@@ -151,6 +154,14 @@ class Routes:
             state.telemetry.last,
             state.router.view_of,
             state.thermal,
+        )
+        look = Look(instances, state.telemetry, state.waiting, state.in_flight, state.overload)
+        self.page = LivePage(
+            look.snapshot,
+            state.in_flight,
+            state.clock.now_s,
+            state.telemetry.last,
+            state.router.view_of,
         )
         self._thresholds = BusyThreshold(state.known, options, state.clock)
         self._batch = Batch(state.thermal, state.known, options, state.clock)
@@ -231,9 +242,19 @@ class Routes:
         if options.settings.enable_admin_api:
             batch = self._batch
             rows[BATCH] = {"GET": batch.get, "POST": batch.post, "DELETE": batch.delete}
+        pages: dict[str, dict[str, Handler]] = {
+            "/ui": {"GET": self.page.page},
+            "/ui/events": {"GET": self.page.events},
+            "/ui/decisions/{request_id}": {"GET": self.page.decision},
+        }
+
+        def behind_token(handler: Handler, path: str) -> Handler:
+            is_page = path in pages
+            return audited(options, denials, self._is_replaced, handler, is_page=is_page)
+
         return [
-            web.route(method, path, audited(options, denials, self._is_replaced, handler))
-            for path, handlers in rows.items()
+            web.route(method, path, behind_token(handler, path))
+            for path, handlers in (rows | pages).items()
             for method, handler in (handlers | {"*": _only(handlers)}).items()
         ]
 
@@ -308,6 +329,7 @@ class Proxy:
         self._sampling: Sampling
         self._discovery: Discovery
         self._large_bodies: LargeBodies | None = None
+        self._routes: Routes
         self._runner: web.AppRunner
         self._rules: Rules
         self._admin_runner: web.AppRunner | None = None
@@ -360,7 +382,7 @@ class Proxy:
         self._sampling = Sampling(state.instances, state.options, state.gpus, registry.SENSORS)
         self._large_bodies = LargeBodies(state.detached)
         self._discovery = await self._made_discovery()
-        routes = Routes(
+        routes = self._routes = Routes(
             state,
             self.reloader,
             self._discovery,

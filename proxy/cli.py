@@ -37,20 +37,22 @@ NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until a signal. Exit 2: wrong option; 1: the port cannot be bound; 78: NO_PARSER."""
     given = list(sys.argv[1:] if argv is None else argv)
-    is_check = given[:1] == list(COMMANDS)
-    if argv is None and not is_check:
+    command = given[0] if given and given[0] in COMMANDS else None
+    if argv is None and command is None:
         signals.keep()
     fill_standard_descriptors()
+    if command == "explain":
+        return _explain(given[1:])
     inherited = InheritedSockets()
     try:
         inherited = InheritedSockets.read(os.environ)
-        loaded = load(given[1:] if is_check else given, os.environ)
+        loaded = load(given[1:] if command else given, os.environ)
     except ConfigError as error:
         return _fails(inherited, str(error), EXIT_OPTION)
     if loaded.print_config:
         print(print_config(loaded), end="")
         return 0
-    if is_check:
+    if command:
         return _check(loaded.settings)
     if not _has_c_parser():
         return _fails(inherited, NO_PARSER, EXIT_CONFIG)
@@ -83,6 +85,12 @@ def _has_c_parser() -> bool:
     from proxy.net.server.connection import has_c_parser
 
     return has_c_parser()
+
+
+def _explain(given: Sequence[str]) -> int:
+    from proxy.admin import explain
+
+    return explain.main(given, os.environ)
 
 
 def _check(settings: Settings) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from hmac import compare_digest
 
@@ -18,8 +19,10 @@ from proxy.telemetry.log import Throttle
 
 NO_QUESTION = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 """Content types that a browser sends to another site without asking first."""
-Handler = Callable[[web.Request], Awaitable[web.Response]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BODY_BYTES = 64 << 10
+BASIC = 'Basic realm="cache-proxy: any name, the admin token as the password", charset="UTF-8"'
+_BASIC = b"basic "
 _REPLACED = "a hot restart is under way: ask again, on a new connection"
 _NO_JSON = "Content-Type must be application/json"
 _OVER = f"body over {BODY_BYTES} bytes"
@@ -42,27 +45,37 @@ class Denials:
 
 
 def audited(
-    options: OptionsInForce, denials: Denials, is_replaced: Callable[[], bool], handler: Handler
+    options: OptionsInForce,
+    denials: Denials,
+    is_replaced: Callable[[], bool],
+    handler: Handler,
+    *,
+    is_page: bool = False,
 ) -> Handler:
     """The handler behind the admin token, which is compared in constant time.
 
     Every request but a GET is logged, and refused while another process takes over
-    (`is_replaced`): it has a copy of what was ordered before.
+    (`is_replaced`): it has a copy of what was ordered before. `is_page`: browsers look at it, and
+    may give the token as the password of HTTP Basic. A browser adds that to requests that another
+    site has it send, so no other path takes it.
     """
+    challenge = BASIC if is_page else "Bearer"
 
-    async def checked(request: web.Request) -> web.Response:
+    async def checked(request: web.Request) -> web.StreamResponse:
+        response: web.StreamResponse
         if (why := _is_foreign(request, options.settings)) is not None:
             denials.note(request)
             response = error_response(403, why)
-        elif not _may(request, options):
+        elif not _may(request, options, is_page=is_page):
             denials.note(request)
             response = error_response(401, "Authorization: Bearer with the admin token is needed")
-            response.headers["WWW-Authenticate"] = "Bearer"
+            response.headers["WWW-Authenticate"] = challenge
         else:
             return await answered(request)
         return response
 
-    async def answered(request: web.Request) -> web.Response:
+    async def answered(request: web.Request) -> web.StreamResponse:
+        response: web.StreamResponse
         try:
             if request.method not in ("GET", "HEAD") and is_replaced():
                 response = error_response(503, _REPLACED, {"Retry-After": "1"})
@@ -78,12 +91,23 @@ def audited(
     return checked
 
 
-def _may(request: web.Request, options: OptionsInForce) -> bool:
+def _may(request: web.Request, options: OptionsInForce, *, is_page: bool) -> bool:
     token = options.settings.admin_token
     if token is None:
         return True
     given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-    return compare_digest(given, f"Bearer {token.get_secret_value()}".encode())
+    wanted = token.get_secret_value().encode()
+    if is_page and given[: len(_BASIC)].lower() == _BASIC:
+        return compare_digest(_password(given), wanted)
+    return compare_digest(given, b"Bearer " + wanted)
+
+
+def _password(given: bytes) -> bytes:
+    """The password of HTTP Basic, whatever the user's name is; empty where there is none."""
+    try:
+        return b64decode(given[len(_BASIC) :], validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _is_foreign(request: web.Request, settings: Settings) -> str | None:

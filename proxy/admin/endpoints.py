@@ -50,8 +50,8 @@ from proxy.state.thermal import ThermalControl
 from proxy.telemetry.log import printable_json
 from proxy.telemetry.metrics import Exposition
 from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.request_log import record_json
-from proxy.telemetry.requests import DECISIONS_KEPT, REFUSED_KEPT
+from proxy.telemetry.request_log import RecordLog, record_json
+from proxy.telemetry.requests import DECISIONS_KEPT, REFUSED_KEPT, not_kept
 
 MODELS_TIMEOUT_S = 2.0
 MOST_WAIT_S = 300
@@ -293,7 +293,7 @@ class FleetPaths:
         kept = self._last(DECISIONS_KEPT + REFUSED_KEPT)
         record = next((record for record in kept if record.request_id == request_id), None)
         if record is None:
-            return error_response(404, f"request: not known among the last {len(kept)}")
+            return error_response(404, not_kept(kept))
         view = self._view_of(record.candidates)
         columns = printable_json(orjson.dumps(as_json(view) if view is not None else None))
         return _json_bytes(record_json(record)[:-1] + b',"columns":' + columns + b"}")

@@ -52,7 +52,10 @@ _METAVARS: dict[Any, str] = {
 }
 
 
-COMMANDS = {"check": "ask every instance once, tell what each is and what is wrong, and exit"}
+COMMANDS = {
+    "check": "ask every instance once, tell what each is and what is wrong, and exit",
+    "explain": "say why a request went where it went, and exit (explain --help)",
+}
 """The words that may come before all flags."""
 SOURCES = (
     "An option is also a key of the --config file (--a-b: a_b) and an environment variable "
@@ -60,8 +63,8 @@ SOURCES = (
 )
 EXIT_STATUS = """\
 0: stopped by a signal, or all is well (check).
-1: the port cannot be bound, or there is a problem (check).
-2: an option is wrong.
+1: the port cannot be bound, or there is a problem (check), or no proxy answers (explain).
+2: an option is wrong, or a request is not known (explain).
 78: a package that the proxy needs is not usable."""
 
 
@@ -331,7 +334,7 @@ def _words(field: FieldInfo | None) -> tuple[str, ...]:
 def _parser(model: type[Model]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="cache-proxy",
-        usage="%(prog)s [check] --instances HOST:PORT,HOST:PORT [options]",
+        usage="%(prog)s [check] --instances HOST:PORT,HOST:PORT [options], or explain REQUEST_ID",
         description=(model.__doc__ or "").strip(),
         epilog=SOURCES,
         allow_abbrev=False,

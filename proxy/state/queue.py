@@ -8,6 +8,7 @@ next pass. A timer covers changes by time alone, such as the end of an engine's 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from proxy.telemetry.metrics import Metrics
 
 PRIORITY_HEADER = "X-Request-Priority"
 _BY_NAME = {priority.name.lower(): priority for priority in Priority}
+WAITS_KEPT = 20
 _HARDLY_LATER_S = 0.001
 """Margin so that the timer fires after a report has expired, not exactly when it does."""
 
@@ -37,6 +39,15 @@ def priority_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Priority
     if not number:
         return Priority.NORMAL
     return Priority.HIGH if number < 0 else Priority.LOW
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A wait that is over: predicted and real seconds, and whether the request was admitted."""
+
+    promised_s: float
+    waited_s: float
+    end: str
 
 
 @dataclass(slots=True)
@@ -60,6 +71,8 @@ class WaitingRoom:
     ) -> None:
         self.waiting = Waiting(router, limits, weights)
         self.queue = self.waiting.queue
+        self.last: deque[Wait] = deque(maxlen=WAITS_KEPT)
+        """The last waits, for operators."""
         self._router, self._known = router, router.known
         self._clock, self._metrics = clock, metrics
         self._is_woken = self._is_freed = False
@@ -117,7 +130,9 @@ class WaitingRoom:
         end = "gone"
         if queued.result is not None:
             end = "admitted" if isinstance(queued.result, Route) else "refused"
-        self._metrics.queue_wait.labels(end).observe(self._clock.now_s() - queued.queued_s)
+        waited_s = self._clock.now_s() - queued.queued_s
+        self._metrics.queue_wait.labels(end).observe(waited_s)
+        self.last.append(Wait(queued.promised_s, waited_s, end))
 
     def close(self) -> None:
         """Drain: refuse every waiting request; its client may retry another proxy."""

@@ -11,6 +11,7 @@ from proxy.core.placement.alternatives import PastChecks
 from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Reject
 from proxy.telemetry.access_log import AccessLog
+from proxy.telemetry.explain import utc
 from proxy.telemetry.log import Throttle, more, printable
 from proxy.telemetry.metrics import NO_CHECK, Metrics
 from proxy.telemetry.record import RequestRecord, note_route
@@ -125,6 +126,14 @@ class RequestTelemetry:
         self.metrics.observe(record, endpoint)
         for sink in self._sinks:
             sink.write(record)
+
+
+def not_kept(kept: Sequence[RequestRecord]) -> str:
+    """Why a request is not told of: how far back those go that are, the newest first."""
+    if not kept:
+        return "request: not known; none was placed or refused yet"
+    oldest = utc(kept[-1].t_proxy_recv)
+    return f"request: not known among the last {len(kept)}, which go back to {oldest}"
 
 
 class FailureLog:

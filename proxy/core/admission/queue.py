@@ -38,6 +38,8 @@ class Entry:
     tokens: int
     size_bytes: int
     queued_s: float = 0.0
+    promised_s: float = field(default=0.0, init=False)
+    """The wait that was predicted when it came."""
     is_waiting: bool = field(default=False, init=False)
 
 
@@ -278,6 +280,7 @@ class WaitQueue:
         behind_s = self.wait_s(entry, 0.0, prior_tps, now_s)
         if soonest_s + CAUTION * behind_s > (self.limits.seconds if most_s is None else most_s):
             return TOO_LATE
+        entry.promised_s = soonest_s + behind_s
         displaced: list[Entry] = []
         if not self._fits(entry):
             displaced = self._displaced_by(entry)

@@ -105,6 +105,24 @@ class Alternatives:
                 shown[-1] = taken
         return [_row(option) for option in shown]
 
+    def gain_s(self, alone_on: str | None = None) -> float | None:
+        """Seconds by which the option taken is cheaper than the best of one instance alone.
+
+        `alone_on`: on this instance; None: on any other. Without prices the predicted TTFT counts.
+        None where an offload was taken by a policy that prices no pairs.
+        """
+        taken = self._taken()
+        if taken is None or (taken.prefill is None) != (self._prefill is None):
+            return None
+        for option in self._priced:
+            if option is taken or option.prefill is not None:
+                continue
+            if alone_on is None or option.decode.instance.name == alone_on:
+                priced_s = option.cost_s - taken.cost_s
+                early_s = option.terms.ttft_s - taken.terms.ttft_s
+                return priced_s if math.isfinite(priced_s) else early_s
+        return None
+
     def _taken(self) -> PricedOption | None:
         """The option taken: the D with its P; if the policy prices no pairs, the D."""
         on_d = [option for option in self._priced if option.decode.instance is self._decode]

@@ -43,6 +43,7 @@ def test_another_name_is_one_line_with_the_list(
 def test_the_wheel_has_them() -> None:
     """`make test-install` looks into an installation; this finds a pattern that misses a file."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    (pattern,) = project["tool"]["setuptools"]["package-data"]["proxy"]
-    found = {p.relative_to(ROOT / "proxy" / "configs") for p in (ROOT / "proxy").glob(pattern)}
-    assert {Path(name) for name in file_names()} <= found
+    patterns = project["tool"]["setuptools"]["package-data"]["proxy"]
+    found = {path for pattern in patterns for path in (ROOT / "proxy").glob(pattern)}
+    assert {ROOT / "proxy" / "configs" / name for name in file_names()} <= found
+    assert set((ROOT / "proxy").rglob("*.html")) <= found

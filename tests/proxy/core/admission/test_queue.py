@@ -41,6 +41,14 @@ def put(q: WaitQueue, *entries: Entry, now_s: float = 0.0) -> None:
         assert q.offer(e, 0.0, PRIOR_TPS, now_s).refused is None
 
 
+def test_a_wait_is_promised_as_it_is_predicted() -> None:
+    q, first, second = queue(), entry(tokens=1_000), entry(tokens=1_000)
+    put(q, first)
+    assert q.offer(second, 0.5, PRIOR_TPS, 0.0).refused is None
+    assert first.promised_s == 0.0
+    assert second.promised_s == pytest.approx(0.5 + 1_000 / PRIOR_TPS)
+
+
 def served(q: WaitQueue, count: int, now_s: float = 0.0) -> list[Entry]:
     got = []
     for _ in range(count):

@@ -122,3 +122,32 @@ def test_home_is_kept_where_many_are_as_cheap() -> None:
         (only,) = route.options.rows(1)
         assert only["instance"] == route.decode.name
         r.finish(route, 0.0)
+
+
+ALONE = {name: Instance(name, "") for name in "ab"}
+
+
+def option(name: str, cost_s: float, prefill: PricedOption | None = None) -> PricedOption:
+    nan = math.nan
+    d = Candidate(ALONE[name], Load(), 0, 10, PACE)
+    terms = Terms(2 * cost_s if math.isfinite(cost_s) else 3.0, nan, nan, nan, nan, nan, nan, nan)
+    return PricedOption(d, prefill, cost_s, terms)
+
+
+def test_the_gain_is_over_the_best_of_one_instance_alone() -> None:
+    a, b = option("a", 2.0), option("b", 3.0)
+    pair = option("a", 1.5, b)
+    offload = Alternatives([a, b, pair], a.decode.instance, b.decode.instance)
+    assert offload.gain_s() == 0.5
+    assert offload.gain_s("b") == 1.5
+    assert offload.gain_s("c") is None
+    alone = Alternatives([a, b, pair], a.decode.instance, None)
+    assert alone.gain_s() == 1.0, "not over itself"
+    assert Alternatives([], a.decode.instance, None).gain_s() is None
+
+
+def test_without_prices_the_gain_is_in_the_first_token() -> None:
+    a, b = option("a", math.nan), option("b", math.nan)
+    a.terms.ttft_s = 1.0
+    assert Alternatives([a, b], a.decode.instance, None).gain_s() == 2.0
+    assert Alternatives([a, b], a.decode.instance, b.decode.instance).gain_s() is None

@@ -1,0 +1,1 @@
+"""The live page: what it shows, and the same as HTML and as text."""
