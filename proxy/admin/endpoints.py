@@ -50,7 +50,7 @@ from proxy.state.thermal import ThermalControl
 from proxy.telemetry.log import printable_json
 from proxy.telemetry.metrics import Exposition
 from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.request_log import RecordLog, record_json
+from proxy.telemetry.request_log import record_json
 from proxy.telemetry.requests import DECISIONS_KEPT, REFUSED_KEPT, not_kept
 
 MODELS_TIMEOUT_S = 2.0
