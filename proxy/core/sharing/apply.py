@@ -18,9 +18,11 @@ from proxy.core.latency.pace import Lately, both_lately
 from proxy.core.sharing.batch import NOTHING, Batch, Course, Event, Prompt, Row, Turn
 from proxy.core.types import RequestFacts
 
-SILENT_S: Final = 3.0
+SILENT_S: Final = 2.5
 WRITERS_MAX: Final = 64
 """Replicas that are listened to."""
+OPEN_MAX: Final = 1 << 16
+"""Uses, and turns, of one writer that are open."""
 
 
 class _Heard:
@@ -53,6 +55,11 @@ class _Writer:
         self.rows: dict[str, _Heard] = {}
         self.uses: dict[int, tuple[Use, RequestFacts]] = {}
         self.running: dict[int, Stay] = {}
+
+
+def _requests(heard: _Heard) -> int:
+    """Requests of a row: in prefill, on their way, in decode."""
+    return heard.numbers[1] + heard.numbers[3] + heard.numbers[5]
 
 
 class Others:
@@ -90,6 +97,8 @@ class Others:
         if batch.is_whole:
             changed += self._leave_out(writer, batch, now_s)
         self._sum_up(changed, now_s)
+        if batch.is_gone:
+            self._drop(batch.writer, now_s)
 
     def _writer(self, name: str) -> _Writer | None:
         """Whoever is to be heard under this name: not this replica itself, nor one too many."""
@@ -111,12 +120,27 @@ class Others:
         """Drop all that writers told who are silent."""
         for name, writer in list(self._writers.items()):
             if now_s - writer.heard_s > SILENT_S:
-                gone = list(writer.rows)
-                for instance in gone:
-                    self._forget(writer, instance, now_s)
-                self._end_others(writer, (), (), now_s)
-                del self._writers[name]
-                self._sum_up(gone, now_s)
+                self._drop(name, now_s)
+
+    def drop_all(self, now_s: float) -> None:
+        """Drop all that anybody has told: this replica has not listened."""
+        for name in list(self._writers):
+            self._drop(name, now_s)
+
+    def _drop(self, name: str, now_s: float) -> None:
+        writer = self._writers.pop(name)
+        gone = list(writer.rows)
+        for instance in gone:
+            self._forget(writer, instance, now_s)
+        self._end_others(writer, (), (), now_s)
+        self._sum_up(gone, now_s)
+
+    def heard(self, now_s: float) -> list[tuple[str, float, int]]:
+        """Each writer, the age of its last batch, and the requests that it has on instances."""
+        return [
+            (name, now_s - writer.heard_s, sum(_requests(row) for row in writer.rows.values()))
+            for name, writer in self._writers.items()
+        ]
 
     def _follow(self, writer: _Writer, event: Event) -> None:
         """Note in the prefix index what has happened to a prompt."""
@@ -141,7 +165,7 @@ class Others:
 
     def _begin(self, writer: _Writer, number: int, prompt: Prompt, *, is_there: bool) -> None:
         state = self._known.fleet.states.get(prompt.name)
-        if state is None or number in writer.uses:
+        if state is None or number in writer.uses or len(writer.uses) >= OPEN_MAX:
             return
         reuse, tenant = self._known.reuse, prompt.tenant
         hashes, tokens = prompt.hashes, prompt.tokens
@@ -156,7 +180,8 @@ class Others:
         """Note in the sessions where a turn is placed, where it goes on, or that it is over."""
         sessions, state = self._known.sessions, self._known.fleet.states.get(turn.name)
         if turn.key:
-            if state is None or turn.number in writer.running:
+            is_full = len(writer.running) >= OPEN_MAX
+            if state is None or is_full or turn.number in writer.running:
                 return
             tokens, shared, tenant = turn.tokens or 0, turn.shared_tokens, turn.tenant
             key, cache = turn.key, state.cache
