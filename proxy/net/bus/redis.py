@@ -7,12 +7,13 @@ would leave its answer to the next one on that connection, so after a failure it
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, Final
 
 import redis.asyncio as redis_py
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from proxy.net.bus.base import KEPT_MS, READ_AT_ONCE, BusError, Heard
 
@@ -21,6 +22,8 @@ SOCKET_S: Final = 0.5
 EXCHANGE_S: Final = 2.0
 """Time limit of an exchange, whose answer may take several reads."""
 FIELD: Final = b"b"
+STRANGE: Final = "its answer is not one of Redis or Valkey to XADD and XREAD"
+_ENTRY = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 FROM_START: Final = b"0-0"
 _OURS: Final[dict[str, Any]] = {
     "protocol": 2,
@@ -57,12 +60,16 @@ class RedisBus:
         try:
             async with asyncio.timeout(EXCHANGE_S):
                 answers = await self._ask(batch)
+            heard = self._heard(answers, has_batch=batch is not None)
         except TimeoutError:
             raise BusError(f"no answer within {EXCHANGE_S:g} s") from None
         except (RedisError, OSError) as error:
             raise BusError(_line(error)) from error
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            # Of redis-py too, which takes an answer to be one of its server.
+            raise BusError(STRANGE) from error
         self._is_clean = True
-        return self._heard(answers, has_batch=batch is not None)
+        return heard
 
     async def _ask(self, batch: bytes | None) -> list[Any]:
         pipeline = self._client.pipeline(transaction=False)
@@ -75,24 +82,16 @@ class RedisBus:
         return await pipeline.execute(raise_on_error=False)
 
     def _heard(self, answers: list[Any], *, has_batch: bool) -> Heard:
-        """The new batches; raises BusError for an error among the answers, or another form."""
+        """The new batches; raises what `exchange` knows for an error, or for another answer."""
         for answer in answers:
-            if isinstance(answer, ResponseError):
-                raise BusError(_line(answer))
-            if isinstance(answer, Exception):
-                self._is_clean = False
-                raise BusError(_line(answer))
-        try:
-            if has_batch:
-                self._own = bytes(answers[0])
-            streams = answers[-1] or ()
-            entries = streams[0][1] if streams else ()
-            found = [bytes(fields.get(FIELD, b"")) for _id, fields in entries]
-            if entries:
-                self._read = bytes(entries[-1][0])
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
-            self._is_clean = False
-            raise BusError("its answer is not one of Redis or Valkey to XADD and XREAD") from error
+            if isinstance(answer, RedisError):
+                raise answer
+        streams = answers[-1] or ()
+        entries = streams[0][1] if streams else ()
+        found = [bytes(fields.get(FIELD, b"")) for _id, fields in entries]
+        own = _checked(answers[0]) if has_batch else self._own
+        read = _checked(entries[-1][0]) if entries else self._read
+        self._own, self._read = own, read
         return Heard(found, len(found) < READ_AT_ONCE)
 
     def start_again(self) -> None:
@@ -109,6 +108,13 @@ class RedisBus:
         self._is_clean = True
 
 
+def _checked(entry: Any) -> bytes:
+    """The id of an entry; ValueError if it is none."""
+    if not isinstance(entry, bytes) or not _ENTRY.fullmatch(entry):
+        raise ValueError("not an id")
+    return entry
+
+
 def _before(entry: bytes) -> bytes:
     """The id before that of an entry."""
     ms, _, number = entry.partition(b"-")
@@ -120,4 +126,4 @@ def _before(entry: bytes) -> bytes:
 def _line(error: Exception) -> str:
     """The first line of an error's text, bounded."""
     text = str(error) or type(error).__name__
-    return text.splitlines()[0][:200]
+    return "".join(c if c.isprintable() else "?" for c in text.splitlines()[0][:200])

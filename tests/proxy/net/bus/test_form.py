@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.known.fleet_state import FleetState
+from proxy.core.sharing.apply import Others
 from proxy.core.sharing.batch import (
     MOST_EVENTS,
     MOST_HASHES,
@@ -22,6 +24,7 @@ from proxy.core.sharing.batch import (
     Row,
     Turn,
 )
+from proxy.core.types import Instance, Load, RouterConfig
 from proxy.net.bus.form import FORM, MOST_BYTES, BatchError, BatchForm, Places
 
 NAMES = ("e0", "e1", "e2")
@@ -108,6 +111,24 @@ def test_torn_or_changed_bytes_are_a_batch_or_one_kind_of_error(
     for bytes_ in (bytes(changed), data.draw(st.binary(max_size=200))):
         with suppress(BatchError):
             BatchForm().decode(bytes_, PLACES)
+
+
+@given(told=st.lists(batches, min_size=1, max_size=4))
+def test_whatever_is_a_batch_can_be_taken_in_and_leaves_nothing(told: list[Batch]) -> None:
+    known = FleetState(RouterConfig(prefill_throughput=20_000))
+    for name in NAMES:
+        known.add(Instance(name, f"http://{name}:8000"))
+    others = Others(known, "me")
+    for number, batch in enumerate(told):
+        writer = batch._replace(writer="00000000000000bb", number=number + 1)
+        others.apply(BatchForm().decode(BatchForm().encode(writer, PLACES), PLACES).batch, 2000.0)
+    known.ledger.load("e0"), known.latency.wait_s("e0", 2000.0)
+    others.drop_all(2000.0)
+    assert known.ledger.drift() == 0
+    assert known.reuse.is_at_rest
+    for name in NAMES:
+        assert known.ledger.load(name) == Load()
+        assert not known.latency.of(name).pending
 
 
 def test_another_key_leaves_the_rows_and_hides_names() -> None:

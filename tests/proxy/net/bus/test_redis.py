@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import redis.asyncio as redis_py
@@ -14,6 +17,7 @@ from proxy.net.bus.base import READ_AT_ONCE, Bus, BusError
 from tests.support.harness import WAIT_S
 from tests.support.redis_server import NEEDED, RedisServer
 
+ROOT = Path(__file__).parents[4]
 STREAM = "cache-proxy:{test}:1:log"
 Opens = Callable[[], Bus]
 
@@ -127,3 +131,60 @@ async def test_an_answer_that_never_comes_is_a_bus_error() -> None:
             await bus.exchange(b"1")
         await bus.close()
     assert "hidden" not in str(caught.value)
+
+
+ENTRY = b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n%s\r\n*2\r\n$1\r\nb\r\n$1\r\nz\r\n"
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\xff\xfe\x00",
+        b"+OK\r\n+OK\r\n",
+        b":5\r\n:6\r\n",
+        b"-ERR \x1b[31m\r\n-ERR\r\n",
+        b"$-1\r\n*-1\r\n",
+        b"$3\r\nabc\r\n" + ENTRY % b"1-1",
+        b"$3\r\n1-1\r\n" + ENTRY % b"x-y",
+        b"$3\r\n1-1\r\n*1\r\n*2\r\n$1\r\ns\r\n*1\r\n$3\r\n1-1\r\n",
+        b"",
+    ],
+    ids=lambda says: repr(says)[:30],
+)
+async def test_what_is_no_answer_of_redis_is_a_bus_error(says: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while says and await reader.read(4096):
+                writer.write(says)
+                await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        bus = BUSES["redis"](f"redis://127.0.0.1:{port}", STREAM)
+        for _ in range(2):
+            with pytest.raises(BusError) as caught:
+                await bus.exchange(b"1")
+            assert str(caught.value).isprintable()
+            bus.start_again()
+        await bus.close()
+
+
+@NEEDED
+async def test_the_rights_that_the_page_names_are_enough() -> None:
+    rights = "~cache-proxy:* +xadd +xread"
+    assert rights in (ROOT / "docs/deploy/replicas.md").read_text("utf-8")
+    async with RedisServer() as server, redis_py.Redis.from_url(server.url, protocol=2) as admin:
+        await admin.execute_command("ACL", "SETUSER", "replica", "on", ">pw", *rights.split())
+        bus = BUSES["redis"](server.url.replace("unix://", "unix://replica:pw@"), STREAM)
+        assert await bus.exchange(b"1") == ([b"1"], True)
+        await admin.execute_command("ACL", "SETUSER", "replica", "-xadd")
+        with pytest.raises(BusError, match="permission"):
+            await bus.exchange(b"2")
+        await bus.close()
+        wrong = BUSES["redis"](server.url.replace("unix://", "unix://replica:other@"), STREAM)
+        with pytest.raises(BusError) as caught:
+            await wrong.exchange(b"3")
+        assert "other" not in str(caught.value)
+        await wrong.close()
