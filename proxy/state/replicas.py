@@ -29,7 +29,7 @@ from proxy.core.sharing.apply import SILENT_S, Others
 from proxy.core.sharing.batch import Batch
 from proxy.core.sharing.journal import Journal
 from proxy.net.bus.base import Bus, BusError, Heard
-from proxy.net.bus.form import BatchError, BatchForm, Decoded, Places
+from proxy.net.bus.form import BatchError, BatchForm, Decoded, Place, Places
 from proxy.net.timeouts import Clock
 from proxy.telemetry.metrics import PREFIX, single
 
@@ -83,6 +83,8 @@ class Replicas(Collector):
         self._ticked_s = self._changed_s = self._answered_s = now_s
         self._echoed_s = -math.inf
         """When the last own batch that came back was sent."""
+        self._placed: list[Place] = []
+        self._at = Places(())
         self._failures = 0
         self._cause = ""
         self._warned: OrderedDict[str, None] = OrderedDict()
@@ -216,8 +218,9 @@ class Replicas(Collector):
         """Drop who is silent, and say so where the state has changed."""
         now_s = self._clock.now_s()
         self._others.expire(now_s)
-        heard = {name for name, *_ in self._others.heard(now_s)}
-        self.about = {name: about for name, about in self.about.items() if name in heard}
+        if len(self.about) > self._others.writers:
+            heard = {name for name, *_ in self._others.heard(now_s)}
+            self.about = {name: about for name, about in self.about.items() if name in heard}
         if now_s - self._echoed_s <= SILENT_S:
             state = State.SHARED
         elif self._failures and (self.state is not State.JOINING or self._is_unanswered(now_s)):
@@ -242,8 +245,12 @@ class Replicas(Collector):
         return now_s - self._answered_s > SILENT_S
 
     def _places(self) -> Places:
+        """The instances; the same object as long as they are the same."""
         members = self._known.fleet.members()
-        return Places((m.instance.name, m.instance.url, m.state.start_s) for m in members)
+        found = [(m.instance.name, m.instance.url, m.state.start_s) for m in members]
+        if found != self._placed:
+            self._placed, self._at = found, Places(found)
+        return self._at
 
     async def close(self) -> None:
         """Tell the others that this replica is gone, where they can hear it."""

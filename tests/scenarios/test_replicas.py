@@ -10,9 +10,15 @@ from typing import Any
 
 import redis.asyncio as redis_py
 
-from proxy.state.replicas import State
+from proxy.core.known.fleet_state import FleetState
+from proxy.core.routing.router import Router
+from proxy.core.types import RouterConfig
+from proxy.net.bus import BUSES
+from proxy.net.bus.form import BatchForm
+from proxy.net.timeouts import Clock
+from proxy.state.replicas import Replicas, State
 from replayer.simulator.host import SimFleet
-from tests.support.harness import ServedProxy, addresses, chat, proxied, until, words
+from tests.support.harness import WAIT_S, ServedProxy, addresses, chat, proxied, until, words
 from tests.support.redis_server import NEEDED, RedisServer
 
 pytestmark = NEEDED
@@ -151,6 +157,26 @@ async def test_each_names_the_others_until_they_end(tmp_path: Path) -> None:
             assert heard["about"].startswith("cache-proxy ")
             assert heard["requests"] == 0
         await until(lambda: one.metric("share_replicas") == 0, "it is gone")
+
+
+async def test_the_exchange_ends_whenever_it_is_cancelled() -> None:
+    """redis-py loses a cancellation where it closes a connection at that moment."""
+    async with RedisServer() as server:
+        for turns in range(120):
+            router = Router(FleetState(RouterConfig(prefill_throughput=20_000)))
+            bus = BUSES["redis"](server.url, "s")
+            exchange = Replicas(bus, BatchForm(), router, Clock())
+            task = asyncio.create_task(exchange.run())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if turns % 3 == 0:
+                server.kill()
+            task.cancel()
+            _, going = await asyncio.wait({task}, timeout=WAIT_S)
+            assert not going
+            await exchange.close()
+            if turns % 3 == 0:
+                await server.start()
 
 
 async def test_replicas_are_unknown_without_the_option(tmp_path: Path) -> None:

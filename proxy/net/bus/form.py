@@ -50,6 +50,7 @@ START_S: Final = 1.5
 """Two starts of one process differ by less: engines round it, or it is made of an age."""
 BLOCKS: Final = f"xxh3-64 chained over {BLOCK_BYTES} bytes, from model and salt".encode()
 """How hashes of prompts are made; another way is another text here."""
+MOST_READ: Final = 64
 _ID_BYTES = 8
 _HASH_BYTES = 8
 _TEXT_BYTES = 1024
@@ -163,12 +164,24 @@ class Places:
     def __init__(self, places: Iterable[Place]) -> None:
         self._by_address: dict[bytes, tuple[str, float | None]] = {}
         self.by_name: dict[str, _Instance] = {}
+        self._read: dict[bytes, list[str | None]] = {}
+        """Names by the sections that were read: a writer's are mostly the same."""
         for name, url, start_s in places:
             address = xxh3_64_digest(url.encode("utf-8", "surrogatepass"))
             self._by_address[address] = name, start_s
             self.by_name[name] = _Instance(address, start_s)
 
-    def name(self, instance: _Instance) -> str | None:
+    def names(self, section: bytes) -> list[str | None]:
+        """The names here of the instances of a section, in its order; raises BatchError."""
+        found = self._read.get(section)
+        if found is None:
+            found = [self._name(instance) for instance in _section(_INSTANCES, section)]
+            if len(self._read) >= MOST_READ:
+                self._read.clear()
+            self._read[section] = found
+        return found
+
+    def _name(self, instance: _Instance) -> str | None:
         """Its name here; None where it is unknown, or known to be another process."""
         found = self._by_address.get(instance.address)
         if found is None:
@@ -239,8 +252,7 @@ class BatchForm:
             raise BatchError("form", f"form {form}, {FORM} is known here")
         told = _read(_ENVELOPE, data)
         is_readable = told.print == self._print
-        instances = _section(_INSTANCES, told.instances)
-        names = [places.name(instance) for instance in instances]
+        names = places.names(told.instances)
         rows = [_row_of(row, name) for row, name in _named(_section(_ROWS, told.rows), names)]
         events: list[Event] = []
         turns: list[Turn] = []
