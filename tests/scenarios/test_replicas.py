@@ -160,7 +160,7 @@ async def test_each_names_the_others_until_they_end(tmp_path: Path) -> None:
 
 
 async def test_the_exchange_ends_whenever_it_is_cancelled() -> None:
-    """redis-py loses a cancellation where it closes a connection at that moment."""
+    """redis-py loses a cancellation now and then: the task would go on, and the proxy with it."""
     async with RedisServer() as server:
         for turns in range(120):
             router = Router(FleetState(RouterConfig(prefill_throughput=20_000)))
