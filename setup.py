@@ -42,6 +42,7 @@ INTERPRETED = frozenset(
         "proxy/request/content_coding.py",
         "proxy/request/large_bodies.py",
         "proxy/state/detached.py",
+        "proxy/state/replicas.py",
         "proxy/state/thermal_caps.py",
         "proxy/telemetry/log.py",
         "proxy/telemetry/record.py",
@@ -50,9 +51,9 @@ INTERPRETED = frozenset(
 """slo: it goes to other processes as a part of a load's rules, and compiled ones cannot be pickled.
 connectors: tests and plug-ins inherit from them.
 errors: the shell's errors inherit from them. headers: compiled, it gains nothing.
-content_coding, detached, large_bodies, thermal_caps: they wait while they handle an exception, or
-are asynchronous generators. log: its text of a byte that is no character. record: orjson reads it,
-and a process crashed where it read a compiled one."""
+content_coding, detached, large_bodies, replicas, thermal_caps: they wait while they handle an
+exception or within a time limit, or are asynchronous generators. log: its text of a byte that is no
+character. record: orjson reads it, and a process crashed where it read a compiled one."""
 COMPILER = "mypy[mypyc]>=2.4,<3"
 FLAGS = ("-fvisibility=hidden",)
 """Functions that other libraries could replace are neither inlined nor called directly, at a tenth

@@ -23,6 +23,7 @@ from proxy.admin.busy_threshold import BusyThreshold
 from proxy.admin.endpoints import FleetPaths, HealthPaths, ModelsPath
 from proxy.admin.live_page import LivePage
 from proxy.admin.page.snapshot import Look
+from proxy.admin.replicas import ReplicasPath
 from proxy.admin.samples import SamplesPath
 from proxy.config.in_force import OptionsInForce
 from proxy.config.options import Settings
@@ -37,6 +38,8 @@ from proxy.fleet.probes import Probes
 from proxy.fleet.sensors import registry
 from proxy.fleet.sensors.sampling import Sampling
 from proxy.net import tcp, tls
+from proxy.net.bus import BUSES
+from proxy.net.bus.form import BatchForm
 from proxy.net.server import cors
 from proxy.net.server.connection import Rules, Runner
 from proxy.net.server.listener import ConnectionLimit, GuardedSite, Site, client_cap, no_listener
@@ -62,6 +65,7 @@ from proxy.request.kv_release import KvReleases
 from proxy.request.large_bodies import LargeBodies
 from proxy.request.relay import EVENTS_BYTES
 from proxy.state.proxy_state import ProxyState
+from proxy.state.replicas import Replicas
 
 
 async def _sign(request: web.Request, response: web.StreamResponse) -> None:
@@ -166,6 +170,7 @@ class Routes:
         self._thresholds = BusyThreshold(state.known, options, state.clock)
         self._batch = Batch(state.thermal, state.known, options, state.clock)
         self._samples = SamplesPath(state.telemetry.samples)
+        self._replicas = ReplicasPath(state.replicas)
         self._models = ModelsPath(instances, state.access)
         legs = LegOwners(
             state.clock,
@@ -233,6 +238,7 @@ class Routes:
             "/decisions": {"GET": fleet.decisions},
             "/decisions/{request_id}": {"GET": fleet.decision},
             "/samples": {"GET": self._samples.samples},
+            "/replicas": {"GET": self._replicas.replicas},
             "/busy_threshold": {
                 "GET": thresholds.get,
                 "POST": thresholds.post,
@@ -296,6 +302,9 @@ class Routes:
         server.request_handler = handle
 
 
+STREAM = "cache-proxy:{{{}}}:1:log"
+"""The stream of replicas: the braces keep all of a fleet on one node of a cluster, and the number
+is that of the form of its batches."""
 BACKLOG = 4096
 KEEPALIVE_S = 75.0
 LINGER_S = 2.0
@@ -376,6 +385,7 @@ class Proxy:
         limit_bytes = settings.max_memory_bytes or cgroup_limit()
         state = self.state = ProxyState.start(settings, limit_bytes)
         state.members.own_ports = self.own_ports
+        state.replicas = _replicas(settings, state)
         self.reloader = Reloader(state, self._source, self._exchange)
         self._probes = Probes(state.instances, state.options)
         self._kv_events = KvEvents(state.instances, state.options)
@@ -576,6 +586,8 @@ class Proxy:
         if self._settings.limits_heat:
             parts["thermal"] = state.thermal
             parts["engine-caps"] = state.engine_caps
+        if state.replicas is not None:
+            parts["replicas"] = state.replicas
         assert self._large_bodies is not None
         shed = self._large_bodies.uploads.shed
         await background.run(parts, state.memory, state.metrics, shed)
@@ -594,6 +606,21 @@ class Proxy:
         if self._large_bodies is not None:
             await self._large_bodies.close()
         await self.state.close()
+
+
+def _replicas(settings: Settings, state: ProxyState) -> Replicas | None:
+    """What is shared with other proxies, by the options; ConfigError where it cannot be."""
+    if settings.share is None:
+        return None
+    try:
+        bus = BUSES["redis"](settings.share.get_secret_value(), STREAM.format(settings.share_name))
+    except ValueError as error:
+        raise ConfigError(f"share: {error}") from error
+    key = settings.share_key.get_secret_value().encode() if settings.share_key else b""
+    about = f"cache-proxy {__version__} at {socket.gethostname()}:{settings.port}"
+    replicas = Replicas(bus, BatchForm(key, about), state.router, state.clock)
+    state.metrics.registry.register(replicas)
+    return replicas
 
 
 def _sockets(runner: web.AppRunner) -> list[socket.socket]:

@@ -33,7 +33,11 @@ from proxy.core.types import (
 )
 from proxy.fleet.discovery.discovery import DiscoveryCollector
 from proxy.fleet.gauges import FleetCollector
+from proxy.net.bus.form import BatchForm
+from proxy.net.bus.memory import MemoryBus
+from proxy.net.timeouts import Clock
 from proxy.protocol.request_framing import Refusal
+from proxy.state.replicas import Replicas
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.metrics import Metrics
 from tests.support.gpus import gpu_collector
@@ -75,6 +79,7 @@ def exported():
     metrics.registry.register(FleetCollector(router.known, {"a": stats}, known_heat("a")))
     metrics.registry.register(gpu_collector())
     metrics.registry.register(DiscoveryCollector(lambda: {"dns://engines:8000": 0.0}))
+    metrics.registry.register(Replicas(MemoryBus("", ""), BatchForm(), router, Clock()))
     planner = PlannerMetrics()
     for metric in vars(planner).values():
         if getattr(metric, "_labelnames", ()):

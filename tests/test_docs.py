@@ -25,7 +25,11 @@ from proxy.core.types import (
 )
 from proxy.fleet.discovery.discovery import DiscoveryCollector
 from proxy.fleet.gauges import FleetCollector
+from proxy.net.bus.form import BatchForm
+from proxy.net.bus.memory import MemoryBus
+from proxy.net.timeouts import Clock
 from proxy.protocol.endpoints import RELAYED
+from proxy.state.replicas import Replicas
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import RequestRecord
@@ -114,6 +118,7 @@ def metric_table():
     metrics.registry.register(FleetCollector(router.known, {"a": stats}, known_heat("a")))
     metrics.registry.register(gpu_collector())
     metrics.registry.register(DiscoveryCollector(lambda: {"dns://engines:8000": 0.0}))
+    metrics.registry.register(Replicas(MemoryBus("", ""), BatchForm(), router, Clock()))
     return rows_of(metrics.registry)
 
 

@@ -34,6 +34,7 @@ def packages(requirements: list[str]) -> set[str]:
 
 NEEDED = packages(PROJECT["dependencies"])
 EXTRA = packages(PROJECT["optional-dependencies"]["replay"])
+SHARE = packages(PROJECT["optional-dependencies"]["share"])
 PLUGINS = packages(PROJECT["optional-dependencies"]["planner-grpc"])
 
 
@@ -48,6 +49,8 @@ def test_an_installation_without_the_extra_has_what_the_proxy_and_engine_sim_imp
         allowed = NEEDED if name.startswith(alone) else NEEDED | EXTRA
         if name.startswith("planner.plugin_api."):
             allowed = allowed | PLUGINS
+        if name == "proxy.net.bus.redis":
+            allowed = allowed | SHARE
         assert others <= allowed, name
     assert set(REPORTS_NEED) == EXTRA
     assert not NEEDED & {"pandas", "numpy", "plotly"}

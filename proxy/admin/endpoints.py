@@ -225,7 +225,7 @@ class FleetPaths:
         """Whether an instance serves or drains, and what a drain waits for."""
         if not self._members.is_draining(name):
             return {"status": "serving"}
-        load, now_s = self._known.ledger.load(name), self._instances.clock.now_s()
+        load, now_s = self._known.ledger.own(name), self._instances.clock.now_s()
         streams, upstream = self._in_flight.on(name), self._instances.get(name)
         left = {
             "requests": load.prefill_requests + load.inbound_requests + load.decode_requests,
@@ -240,7 +240,7 @@ class FleetPaths:
         known, now_s = self._known, self._instances.clock.now_s()
         member = known.fleet.get(name)
         assert member is not None
-        busy, load = known.busy_by_model(name, now_s), known.ledger.load(name)
+        busy, load = known.busy_by_model(name, now_s), known.ledger.own(name)
         stats = self._instances.reports.get(name)
         return {
             "name": name,

@@ -14,6 +14,7 @@ from proxy.config.model import After, Before, Model, OptionError
 from proxy.config.secrets import (
     KEYS_FORM,
     SecretStr,
+    bus_url,
     checked_keys,
     is_loopback,
     long_enough,
@@ -58,6 +59,7 @@ TOPICS = (
 )
 """The groups of `--help`, configs/proxy.toml and docs/reference/options.md, in their order."""
 WORD = r"^\S+$"
+STREAM_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 Word = Annotated[str, Meta(pattern=WORD)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -74,6 +76,10 @@ NonNegative = Annotated[float, Meta(ge=0, le=MOST_S)]
 Instances = Annotated[tuple[InstanceSpec, ...], Before(instance_list)]
 Discoveries = Annotated[tuple[DiscoverAt, ...], Before(discover_list), Meta(max_length=16)]
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], Meta(min_length=1)]
+BUS_FORM = (
+    "redis://host:port, rediss://host:port (with TLS) or unix:///path, with a user and its "
+    "password where needed, never shown; or @FILE that holds it, or none"
+)
 SECRET_FORM = "text, never shown, or @FILE that holds it, or none"
 NEEDS = (
     ("tls_key", "tls_cert"),
@@ -81,6 +87,7 @@ NEEDS = (
     ("instance_key", "instance_cert"),
     ("cache_salt_secret", "api_key"),
     ("salted_paths", "cache_salt_secret"),
+    ("share_key", "share"),
 )
 """Pairs of options: the first has no effect without the second."""
 Late = Literal["serve", "refuse"]
@@ -467,6 +474,37 @@ class Settings(Model):
             "s",
         ),
     ] = 30.0
+    share: Annotated[
+        SecretStr | None,
+        Before(secret_text),
+        After(bus_url),
+        Option(
+            FLEET,
+            "Redis or Valkey server by which several proxies of one fleet share what they know. "
+            "None: this process alone.",
+            allowed=BUS_FORM,
+        ),
+    ] = None
+    share_name: Annotated[
+        str,
+        Meta(pattern=STREAM_NAME),
+        Option(
+            FLEET,
+            "Name of the fleet on the server of --share; proxies of one name share.",
+            allowed="letters, digits, . _ -, at most 64",
+        ),
+    ] = "fleet"
+    share_key: Annotated[
+        SecretStr | None,
+        Before(secret_text),
+        After(long_enough),
+        Option(
+            FLEET,
+            "Key that hides names of sessions and hashes of prompts from other readers of that "
+            "server; the same for all proxies. At least 16 bytes.",
+            allowed=SECRET_FORM,
+        ),
+    ] = None
     prefix_cache_bytes: Annotated[
         ByteSize,
         Meta(ge=MIB, le=MOST_BYTES),

@@ -17,6 +17,7 @@ SECRET_FILE_BYTES = 1 << 20
 """Of a larger file nothing is read: the rest of a key that was cut would be a key."""
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
+_BUS = re.compile(r"rediss?://[!-~]{1,1024}|unix://[!-~]{1,1024}")
 _LINE = re.compile(r"[\x20-\x7e]+")
 _SLIP = re.compile(_TENANT.pattern + "=+[^=].*")
 """Such an entry is one key, and seems meant as a tenant and its key. Base64 has its = last."""
@@ -82,6 +83,13 @@ def long_enough(secret: SecretStr | None) -> SecretStr | None:
     """The secret; raises ValueError if it has fewer than 16 bytes."""
     if secret is not None and len(secret.get_secret_value().encode()) < 16:
         raise ValueError("it is shorter than 16 bytes")
+    return secret
+
+
+def bus_url(secret: SecretStr | None) -> SecretStr | None:
+    """The secret; raises ValueError if it is not a URL of a Redis or Valkey server."""
+    if secret is not None and not _BUS.fullmatch(secret.get_secret_value()):
+        raise ValueError("it is not redis://host:port, rediss://host:port or unix:///path")
     return secret
 
 

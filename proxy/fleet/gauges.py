@@ -116,8 +116,9 @@ class FleetCollector(Collector):
         """All families."""
         names = [member.instance.name for member in self._known.fleet.members()]
         loads = {name: self._known.ledger.load(name) for name in names}
-        yield from self._tokens(loads)
-        yield self._in_flight(loads)
+        own = {name: self._known.ledger.own(name) for name in names}
+        yield from self._tokens(own)
+        yield self._in_flight(own)
         yield self._health(names)
         yield self._breaker()
         panic = self._known.fleet.is_panicking()

@@ -201,7 +201,7 @@ class Membership:
         if not self.is_draining(name):
             return False
         upstream = self._instances.get(name)
-        is_idle = self._instances.known.ledger.load(name).is_idle
+        is_idle = self._instances.known.ledger.own(name).is_idle
         return is_idle and not (upstream and upstream.in_use)
 
     def _note_drained(self, name: str, now_s: float) -> None:

@@ -29,6 +29,7 @@ from proxy.state.held_for_clients import HeldBodies, Unread, room_bytes
 from proxy.state.in_flight import InFlight
 from proxy.state.overload import OverloadWatch
 from proxy.state.queue import WaitingRoom
+from proxy.state.replicas import Replicas
 from proxy.state.thermal import TICK_S, ThermalControl
 from proxy.state.thermal_caps import EngineCaps
 from proxy.telemetry.access_log import AccessLog
@@ -43,6 +44,9 @@ class ProxyState:
 
     Each part of the proxy takes only the owners that it uses.
     """
+
+    replicas: Replicas | None = None
+    """What is shared with other proxies; None where nothing is."""
 
     def __init__(
         self,
@@ -129,6 +133,8 @@ class ProxyState:
 
     async def close(self) -> None:
         """Close connections and the logs."""
+        if self.replicas is not None:
+            await self.replicas.close()
         await self.instances.close()
         for log in self.telemetry.logs:
             await asyncio.to_thread(log.close)

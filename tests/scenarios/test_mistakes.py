@@ -96,6 +96,8 @@ TYPED = (
         f"{GPU} --admin-port 9000 --admin-host 0.0.0.0",
         "must be a loopback address with admin_token = none (default)",
     ),
+    (f"{GPU} --share http://redis:6379", "it is not redis://host:port, rediss://host:port or"),
+    (f"{GPU} --share-key 0123456789abcdef", "has no effect with share = none (default)"),
     ("engine-sim --instances 0", "--instances 0: must be 1 to 1000"),
     ("engine-sim --port 8990 --instances 20", "20 ports from there meet those of --port"),
     ("analyze reprot run", "invalid choice: 'reprot'"),

@@ -42,6 +42,16 @@ def added(one: Numbers, other: Numbers) -> Numbers:
     )
 
 
+def exchanged(total: Numbers, old: Numbers, new: Numbers) -> Numbers:
+    """A sum with `new` in the place of `old`."""
+    t, a, b = total, old, new
+    return (
+        *(t[0] - a[0] + b[0], t[1] - a[1] + b[1], t[2] - a[2] + b[2], t[3] - a[3] + b[3]),
+        *(t[4] - a[4] + b[4], t[5] - a[5] + b[5], t[6] - a[6] + b[6], t[7] - a[7] + b[7]),
+        *(t[8] - a[8] + b[8], t[9] - a[9] + b[9], t[10] - a[10] + b[10]),
+    )
+
+
 class Account:
     """The counters of one incarnation of one instance; written by `Lease` only.
 

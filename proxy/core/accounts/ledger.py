@@ -46,6 +46,10 @@ class Ledger(OpenLeases):
         """The present counters of an instance; KeyError if it is unknown."""
         return self._states[name].account.load()
 
+    def own(self, name: str) -> Load:
+        """Those of this process alone, without what other replicas have there."""
+        return Load(*self._states[name].account.own())
+
     def drift(self) -> int:
         """Sum of |counter - sum over live leases|, tokens and requests; anything but 0 is a bug."""
         present = {state.name: state.account for state in self._states}

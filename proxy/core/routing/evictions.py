@@ -154,7 +154,7 @@ class Evictions:
         left = self._left_by(name)
         while left and now_s - left[0] >= MINUTE_S:
             left.popleft()
-        return most_evictions(self._router.known.ledger.load(name).running_requests, len(left))
+        return most_evictions(self._router.known.ledger.own(name).running_requests, len(left))
 
     def _left_by(self, name: str) -> deque[float]:
         left = self._left.get(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from proxy.core.accounts.lease import Numbers, added
+from proxy.core.accounts.lease import Account, Numbers, added, exchanged
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.kvcache.engine_cache import Use
 from proxy.core.kvcache.sessions import Stay
@@ -18,22 +18,26 @@ from proxy.core.latency.pace import Lately, both_lately
 from proxy.core.sharing.batch import NOTHING, Batch, Course, Event, Prompt, Row, Turn
 from proxy.core.types import RequestFacts
 
-SILENT_S: Final = 3.0
+SILENT_S: Final = 2.5
 WRITERS_MAX: Final = 64
 """Replicas that are listened to."""
+OPEN_MAX: Final = 1 << 16
+"""Uses, and turns, of one writer that are open."""
 
 
 class _Heard:
     """The last row of one writer about one instance, and its prefills on the instance's times.
 
-    `keys`: those that are reserved there, by the writer's key.
+    `keys`: those that are reserved there, by the writer's key. `account`: whose sum its numbers are
+    a part of.
     """
 
-    __slots__ = ("keys", "lately", "number", "numbers", "times")
+    __slots__ = ("account", "keys", "lately", "number", "numbers", "times")
 
     def __init__(self) -> None:
         self.number = 0
         self.numbers: Numbers = NOTHING
+        self.account: Account | None = None
         self.lately: Lately = (0.0, 0.0, 0.0)
         self.times: Times | None = None
         self.keys: dict[tuple[int, int], int] = {}
@@ -53,6 +57,11 @@ class _Writer:
         self.rows: dict[str, _Heard] = {}
         self.uses: dict[int, tuple[Use, RequestFacts]] = {}
         self.running: dict[int, Stay] = {}
+
+
+def _requests(heard: _Heard) -> int:
+    """Requests of a row: in prefill, on their way, in decode."""
+    return heard.numbers[1] + heard.numbers[3] + heard.numbers[5]
 
 
 class Others:
@@ -86,10 +95,16 @@ class Others:
                 self._take_turn(writer, turn, now_s)
             if batch.is_whole:
                 self._end_others(writer, batch.uses, batch.running, now_s)
-        changed = [row.name for row in batch.rows if self._take(writer, row, batch.number, now_s)]
-        if batch.is_whole:
-            changed += self._leave_out(writer, batch, now_s)
-        self._sum_up(changed, now_s)
+        self._take_rows(writer, batch, now_s)
+        if batch.is_gone:
+            self._drop(batch.writer, now_s)
+
+    def _take_rows(self, writer: _Writer, batch: Batch, now_s: float) -> None:
+        changed = [row for row in batch.rows if self._take(writer, row, batch.number, now_s)]
+        gone = self._leave_out(writer, batch, now_s) if batch.is_whole else []
+        self._sum_up(gone, now_s)
+        if changed or gone:
+            self._known.freed()
 
     def _writer(self, name: str) -> _Writer | None:
         """Whoever is to be heard under this name: not this replica itself, nor one too many."""
@@ -111,12 +126,29 @@ class Others:
         """Drop all that writers told who are silent."""
         for name, writer in list(self._writers.items()):
             if now_s - writer.heard_s > SILENT_S:
-                gone = list(writer.rows)
-                for instance in gone:
-                    self._forget(writer, instance, now_s)
-                self._end_others(writer, (), (), now_s)
-                del self._writers[name]
-                self._sum_up(gone, now_s)
+                self._drop(name, now_s)
+
+    def drop_all(self, now_s: float) -> None:
+        """Drop all that anybody has told: this replica has not listened."""
+        for name in list(self._writers):
+            self._drop(name, now_s)
+
+    def _drop(self, name: str, now_s: float) -> None:
+        writer = self._writers.pop(name)
+        gone = list(writer.rows)
+        for instance in gone:
+            self._forget(writer, instance, now_s)
+        self._end_others(writer, (), (), now_s)
+        self._sum_up(gone, now_s)
+        if gone:
+            self._known.freed()
+
+    def heard(self, now_s: float) -> list[tuple[str, float, int]]:
+        """Each writer, the age of its last batch, and the requests that it has on instances."""
+        return [
+            (name, now_s - writer.heard_s, sum(_requests(row) for row in writer.rows.values()))
+            for name, writer in self._writers.items()
+        ]
 
     def _follow(self, writer: _Writer, event: Event) -> None:
         """Note in the prefix index what has happened to a prompt."""
@@ -141,7 +173,7 @@ class Others:
 
     def _begin(self, writer: _Writer, number: int, prompt: Prompt, *, is_there: bool) -> None:
         state = self._known.fleet.states.get(prompt.name)
-        if state is None or number in writer.uses:
+        if state is None or number in writer.uses or len(writer.uses) >= OPEN_MAX:
             return
         reuse, tenant = self._known.reuse, prompt.tenant
         hashes, tokens = prompt.hashes, prompt.tokens
@@ -156,7 +188,8 @@ class Others:
         """Note in the sessions where a turn is placed, where it goes on, or that it is over."""
         sessions, state = self._known.sessions, self._known.fleet.states.get(turn.name)
         if turn.key:
-            if state is None or turn.number in writer.running:
+            is_full = len(writer.running) >= OPEN_MAX
+            if state is None or is_full or turn.number in writer.running:
                 return
             tokens, shared, tenant = turn.tokens or 0, turn.shared_tokens, turn.tenant
             key, cache = turn.key, state.cache
@@ -185,9 +218,19 @@ class Others:
             heard = writer.rows[row.name] = _Heard()
         if number <= heard.number:
             return False
-        heard.number, heard.numbers = number, row.numbers
-        heard.lately = row.recent, row.recent_s, now_s - row.recent_age_s
+        before, heard.number, heard.numbers = heard.numbers, number, row.numbers
+        is_as_late = row.recent == heard.lately[0] and row.recent_s == heard.lately[1]
+        if not is_as_late:
+            heard.lately = row.recent, row.recent_s, now_s - row.recent_age_s
         self._reserve(heard, row, now_s)
+        state = self._known.fleet.states.get(row.name)
+        account = None if state is None else state.account
+        # Rows are frequent, and most change a few numbers of one writer.
+        if account is None or account is not heard.account or not is_as_late:
+            heard.account = account
+            self._sum_up([row.name], now_s)
+        elif row.numbers != before and account.foreign is not None:
+            account.share(exchanged(account.foreign, before, row.numbers))
         return True
 
     def _reserve(self, heard: _Heard, row: Row, now_s: float) -> None:
@@ -228,5 +271,3 @@ class Others:
                     lately = both_lately(lately, heard.lately)
             state.account.share(numbers)
             self._known.latency.of(name).share(lately)
-        if names:
-            self._known.freed()

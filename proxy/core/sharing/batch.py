@@ -15,6 +15,10 @@ from typing import Final, NamedTuple
 
 from proxy.core.accounts.lease import Numbers
 
+MOST_HASHES: Final = 1 << 16
+"""Hashes of all prompts in a batch, 512 KiB."""
+MOST_EVENTS, MOST_TURNS = 2048, 1024
+"""What more there is comes in the next batch."""
 NOTHING: Final = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 """The numbers of an instance on which a replica has nothing."""
 
@@ -99,7 +103,7 @@ class Batch(NamedTuple):
     """What a replica has to say at one moment; its `number` counts its batches.
 
     `is_whole`: it has a row of every instance on which its writer has something, and in `uses` and
-    `running` the numbers of all uses and turns that are open.
+    `running` the numbers of all uses and turns that are open. `is_gone`: its writer's last one.
     """
 
     writer: str
@@ -110,3 +114,9 @@ class Batch(NamedTuple):
     is_whole: bool
     uses: tuple[int, ...]
     running: tuple[int, ...]
+    is_gone: bool = False
+
+    @property
+    def has_news(self) -> bool:
+        """Whether it says more than that its writer is there."""
+        return bool(self.events or self.turns) or not self.is_whole

@@ -1,0 +1,129 @@
+"""RedisBus: one stream of a Redis or Valkey server, by redis-py.
+
+An exchange is one round trip: XADD and XREAD in a pipeline, without BLOCK. A read that was given up
+would leave its answer to the next one on that connection, so after a failure it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, Final
+
+import redis.asyncio as redis_py
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from proxy.net.bus.base import KEPT_MS, READ_AT_ONCE, BusError, Heard
+
+SOCKET_S: Final = 0.5
+"""Time limit of a connection, and of each read and write."""
+EXCHANGE_S: Final = 2.0
+"""Time limit of an exchange, whose answer may take several reads."""
+FIELD: Final = b"b"
+STRANGE: Final = "its answer is not one of Redis or Valkey to XADD and XREAD"
+_ENTRY = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
+FROM_START: Final = b"0-0"
+_OURS: Final[dict[str, Any]] = {
+    "protocol": 2,
+    "socket_timeout": SOCKET_S,
+    "socket_connect_timeout": SOCKET_S,
+    "health_check_interval": 0,
+    "decode_responses": False,
+    "driver_info": None,  # it would be read from a file at each connection
+}
+
+
+class RedisBus:
+    """One reader of a stream. `url`: redis://, rediss:// or unix://."""
+
+    def __init__(self, url: str, stream: str) -> None:
+        """Raises ValueError for a URL that redis-py cannot use; its text has no part of it."""
+        try:
+            pool = redis_py.ConnectionPool.from_url(url, max_connections=1)
+            # What the URL says of timeouts or forms is not taken.
+            pool.connection_kwargs |= _OURS | {"retry": Retry(NoBackoff(), 0)}
+            pool.make_connection()  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError, RedisError) as error:
+            raise ValueError("the URL has a part that is not one of a Redis URL") from error
+        self._client = redis_py.Redis(connection_pool=pool)
+        self._stream = stream.encode()
+        self._read = self._own = FROM_START
+        self._is_clean = True
+
+    async def exchange(self, batch: bytes | None) -> Heard:
+        """See `Bus`."""
+        if not self._is_clean:
+            await self.close()
+        self._is_clean = False
+        try:
+            async with asyncio.timeout(EXCHANGE_S):
+                answers = await self._ask(batch)
+            heard = self._heard(answers, has_batch=batch is not None)
+        except TimeoutError:
+            raise BusError(f"no answer within {EXCHANGE_S:g} s") from None
+        except (RedisError, OSError) as error:
+            raise BusError(_line(error)) from error
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            # Of redis-py too, which takes an answer to be one of its server.
+            raise BusError(STRANGE) from error
+        self._is_clean = True
+        return heard
+
+    async def _ask(self, batch: bytes | None) -> list[Any]:
+        pipeline = self._client.pipeline(transaction=False)
+        if batch is not None:
+            kept = max(0, int(self._read.partition(b"-")[0]) - KEPT_MS)
+            trim = (b"MINID", b"~", kept)
+            pipeline.execute_command("XADD", self._stream, *trim, b"*", FIELD, batch)
+        read = (b"COUNT", READ_AT_ONCE, b"STREAMS", self._stream, self._read)
+        pipeline.execute_command("XREAD", *read)
+        return await pipeline.execute(raise_on_error=False)
+
+    def _heard(self, answers: list[Any], *, has_batch: bool) -> Heard:
+        """The new batches; raises what `exchange` knows for an error, or for another answer."""
+        for answer in answers:
+            if isinstance(answer, RedisError):
+                raise answer
+        streams = answers[-1] or ()
+        entries = streams[0][1] if streams else ()
+        found = [bytes(fields.get(FIELD, b"")) for _id, fields in entries]
+        own = _checked(answers[0]) if has_batch else self._own
+        read = _checked(entries[-1][0]) if entries else self._read
+        self._own, self._read = own, read
+        return Heard(found, len(found) < READ_AT_ONCE)
+
+    def start_again(self) -> None:
+        """See `Bus`."""
+        self._read = _before(self._own)
+
+    async def close(self) -> None:
+        """See `Bus`."""
+        try:
+            async with asyncio.timeout(SOCKET_S):
+                await self._client.connection_pool.disconnect()
+        except (TimeoutError, RedisError, OSError):
+            pass  # its socket is closed in any case
+        self._is_clean = True
+
+
+def _checked(entry: Any) -> bytes:
+    """The id of an entry; ValueError if it is none."""
+    if not isinstance(entry, bytes) or not _ENTRY.fullmatch(entry):
+        raise ValueError("not an id")
+    return entry
+
+
+def _before(entry: bytes) -> bytes:
+    """The id before that of an entry."""
+    ms, _, number = entry.partition(b"-")
+    if int(number):
+        return b"%d-%d" % (int(ms), int(number) - 1)
+    return b"%d-%d" % (max(0, int(ms) - 1), (1 << 64) - 1)
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error's text, bounded."""
+    text = str(error) or type(error).__name__
+    return "".join(c if c.isprintable() else "?" for c in text.splitlines()[0][:200])

@@ -1,0 +1,190 @@
+"""Every bus of BUSES does the same: order, positions, own batches, what is left after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis_py
+
+from proxy.net.bus import BUSES
+from proxy.net.bus import redis as redis_bus
+from proxy.net.bus.base import READ_AT_ONCE, Bus, BusError
+from tests.support.harness import WAIT_S
+from tests.support.redis_server import NEEDED, RedisServer
+
+ROOT = Path(__file__).parents[4]
+STREAM = "cache-proxy:{test}:1:log"
+Opens = Callable[[], Bus]
+
+
+@pytest.fixture(params=[pytest.param("redis", marks=NEEDED), "memory"])
+async def opens(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Opens]:
+    """Makes another reader of one stream, which a busy machine does not hurry."""
+    monkeypatch.setitem(redis_bus._OURS, "socket_timeout", WAIT_S)
+    monkeypatch.setattr(redis_bus, "EXCHANGE_S", WAIT_S)
+    made: list[Bus] = []
+
+    def open_one(url: str = f"memory://{id(made)}") -> Bus:
+        made.append(BUSES[request.param](url, STREAM))
+        return made[-1]
+
+    if request.param == "memory":
+        yield open_one
+        return
+    async with RedisServer() as server:
+        yield lambda: open_one(server.url)
+        for bus in made:
+            await bus.close()
+
+
+def test_there_are_no_other_buses() -> None:
+    assert set(BUSES) == {"redis", "memory"}
+
+
+async def test_every_reader_gets_all_batches_in_order_its_own_too(opens: Opens) -> None:
+    one, other = opens(), opens()
+    assert await one.exchange(b"1") == ([b"1"], True)
+    assert await other.exchange(b"2") == ([b"1", b"2"], True)
+    assert await one.exchange(None) == ([b"2"], True)
+    assert await one.exchange(None) == ([], True)
+    assert await other.exchange(b"\x00\xff\r\n") == ([b"\x00\xff\r\n"], True)
+
+
+async def test_many_batches_are_read_in_slices(opens: Opens) -> None:
+    one, other = opens(), opens()
+    for number in range(READ_AT_ONCE + 2):
+        await one.exchange(b"%d" % number)
+    first = await other.exchange(None)
+    assert (len(first.batches), first.is_all) == (READ_AT_ONCE, False)
+    rest = await other.exchange(None)
+    assert rest == ([b"%d" % READ_AT_ONCE, b"%d" % (READ_AT_ONCE + 1)], True)
+
+
+async def test_reading_starts_again_at_the_last_own_batch(opens: Opens) -> None:
+    one, other = opens(), opens()
+    for batch in (b"1", b"2"):
+        await one.exchange(batch)
+    await other.exchange(b"3")
+    one.start_again()
+    assert await one.exchange(None) == ([b"2", b"3"], True)
+
+
+async def test_a_bus_that_was_closed_goes_on_where_it_was(opens: Opens) -> None:
+    one, other = opens(), opens()
+    await one.exchange(b"1")
+    await one.close()
+    await other.exchange(b"2")
+    assert await one.exchange(b"3") == ([b"2", b"3"], True)
+
+
+@pytest.mark.parametrize("url", ["redis://h:port", "redis://h?no_such_option=1", "unix:///s?db=x"])
+def test_a_url_that_redis_cannot_have_is_one_line_without_it(url: str) -> None:
+    with pytest.raises(ValueError, match=r"^the URL has a part that is not one of a Redis URL$"):
+        BUSES["redis"](url, STREAM)
+
+
+@NEEDED
+async def test_a_server_that_is_gone_is_a_bus_error_and_found_again() -> None:
+    async with RedisServer() as server:
+        bus = BUSES["redis"](server.url, STREAM)
+        await bus.exchange(b"1")
+        server.kill()
+        for _ in range(2):
+            with pytest.raises(BusError):
+                await bus.exchange(b"2")
+        await server.start()
+        await bus.exchange(b"3")
+        bus.start_again()
+        assert await bus.exchange(None) == ([b"3"], True)
+        await bus.close()
+
+
+@NEEDED
+async def test_what_the_server_refuses_is_named_and_heals() -> None:
+    async with RedisServer() as server, redis_py.Redis.from_url(server.url, protocol=2) as admin:
+        bus = BUSES["redis"](server.url, STREAM)
+        await bus.exchange(b"1")
+        await admin.config_set("maxmemory", 1)
+        with pytest.raises(BusError, match="maxmemory"):
+            await bus.exchange(b"2")
+        await admin.config_set("maxmemory", 0)
+        assert (await bus.exchange(b"3")).batches[-1] == b"3"
+        await admin.set(STREAM, "not a stream")
+        with pytest.raises(BusError, match="wrong kind of value"):
+            await bus.exchange(b"4")
+        await admin.delete(STREAM)
+        await bus.exchange(b"5")
+        await bus.close()
+
+
+async def test_an_answer_that_never_comes_is_a_bus_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        bus = BUSES["redis"](f"redis://:hidden@127.0.0.1:{silent.getsockname()[1]}", STREAM)
+        with pytest.raises(BusError) as caught:
+            await bus.exchange(b"1")
+        await bus.close()
+    assert "hidden" not in str(caught.value)
+
+
+ENTRY = b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n%s\r\n*2\r\n$1\r\nb\r\n$1\r\nz\r\n"
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\xff\xfe\x00",
+        b"+OK\r\n+OK\r\n",
+        b":5\r\n:6\r\n",
+        b"-ERR \x1b[31m\r\n-ERR\r\n",
+        b"$-1\r\n*-1\r\n",
+        b"$3\r\nabc\r\n" + ENTRY % b"1-1",
+        b"$3\r\n1-1\r\n" + ENTRY % b"x-y",
+        b"$3\r\n1-1\r\n*1\r\n*2\r\n$1\r\ns\r\n*1\r\n$3\r\n1-1\r\n",
+        b"",
+    ],
+    ids=lambda says: repr(says)[:30],
+)
+async def test_what_is_no_answer_of_redis_is_a_bus_error(says: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while says and await reader.read(4096):
+                writer.write(says)
+                await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        bus = BUSES["redis"](f"redis://127.0.0.1:{port}", STREAM)
+        for _ in range(2):
+            with pytest.raises(BusError) as caught:
+                await bus.exchange(b"1")
+            assert str(caught.value).isprintable()
+            bus.start_again()
+        await bus.close()
+
+
+@NEEDED
+async def test_the_rights_that_the_page_names_are_enough() -> None:
+    rights = "~cache-proxy:* +xadd +xread"
+    assert rights in (ROOT / "docs/deploy/replicas.md").read_text("utf-8")
+    async with RedisServer() as server, redis_py.Redis.from_url(server.url, protocol=2) as admin:
+        await admin.execute_command("ACL", "SETUSER", "replica", "on", ">pw", *rights.split())
+        bus = BUSES["redis"](server.url.replace("unix://", "unix://replica:pw@"), STREAM)
+        assert await bus.exchange(b"1") == ([b"1"], True)
+        await admin.execute_command("ACL", "SETUSER", "replica", "-xadd")
+        with pytest.raises(BusError, match="permission"):
+            await bus.exchange(b"2")
+        await bus.close()
+        wrong = BUSES["redis"](server.url.replace("unix://", "unix://replica:other@"), STREAM)
+        with pytest.raises(BusError) as caught:
+            await wrong.exchange(b"3")
+        assert "other" not in str(caught.value)
+        await wrong.close()

@@ -1,0 +1,57 @@
+"""A real redis-server (or valkey-server) on a private socket, which keeps nothing on disk."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from tests.support.harness import until
+
+SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
+NEEDED = pytest.mark.skipif(SERVER is None, reason="neither redis-server nor valkey-server is here")
+
+
+class RedisServer:
+    """The process; `start` and `kill` may be called in turn."""
+
+    def __init__(self) -> None:
+        # The path of a socket is short: pytest's folders have longer names.
+        self._folder = tempfile.TemporaryDirectory(prefix="redis-")
+        self._socket = Path(self._folder.name, "s")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._socket}"
+
+    async def start(self) -> None:
+        self._begin()
+        await until(self._socket.exists, "the server's socket")
+
+    def _begin(self) -> None:
+        assert SERVER is not None
+        self._socket.unlink(missing_ok=True)
+        options = ("--port", "0", "--unixsocket", str(self._socket), "--save", "")
+        self.process = subprocess.Popen(
+            [SERVER, *options, "--appendonly", "no", "--dir", self._folder.name],
+            stdout=subprocess.DEVNULL,
+        )
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.kill()
+        self._folder.cleanup()
