@@ -11,6 +11,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from hashlib import blake2b
 from textwrap import dedent
 from typing import Any, BinaryIO
 
@@ -59,6 +60,7 @@ from proxy.protocol.endpoints import (
     why_not_relayed,
 )
 from proxy.protocol.names.session_names import tenant_of
+from proxy.protocol.prompt.facts import SEED_BYTES
 from proxy.request.attempts import LegOwners
 from proxy.request.exchange import Exchange, RequestOwners
 from proxy.request.kv_release import KvReleases
@@ -462,7 +464,9 @@ class Proxy:
         state, settings = self.state, self._settings
         heat, now_s = state.thermal.control, state.clock.now_s()
         whose = nobody if settings.api_key is None else tenant_of
-        self.reloader.take_over(snapshot.take(state.known, heat, file, now_s, whose))
+        self.reloader.take_over(
+            snapshot.take(state.known, heat, file, now_s, whose, seed_of(settings))
+        )
         if settings.limits_heat:
             state.thermal.tick()  # orders hold from the first request on
 
@@ -606,6 +610,15 @@ class Proxy:
         if self._large_bodies is not None:
             await self._large_bodies.close()
         await self.state.close()
+
+
+def seed_of(settings: Settings) -> int | None:
+    """The secret that hashes of prompts begin with, where it has to be that of other proxies."""
+    if settings.share is None:
+        return None
+    key = settings.share_key.get_secret_value() if settings.share_key else ""
+    told = f"{settings.share_name}\0{key}".encode()
+    return int.from_bytes(blake2b(told, digest_size=SEED_BYTES).digest(), "big")
 
 
 def _replicas(settings: Settings, state: ProxyState) -> Replicas | None:

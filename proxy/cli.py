@@ -123,10 +123,11 @@ def _run(loaded: Loaded, given: Sequence[str], inherited: InheritedSockets) -> i
 
 
 async def _serve(loaded: Loaded, given: Sequence[str], inherited: InheritedSockets) -> None:
-    from proxy.app import Proxy
+    from proxy.app import Proxy, seed_of
     from proxy.protocol.prompt.facts import SEED_BYTES, seed_hashes
 
-    seed_hashes(secrets.randbits(8 * SEED_BYTES))  # a predecessor's comes with what it knew
+    # A predecessor's comes with what it knew.
+    seed_hashes(seed_of(loaded.settings) or secrets.randbits(8 * SEED_BYTES))
     server = Proxy(loaded.settings, lambda: load(given, os.environ).settings, inherited)
     supervisor = Notifier(os.environ, loaded.settings.pid_file)
     asyncio.get_running_loop().set_exception_handler(log.LoopFaults())
