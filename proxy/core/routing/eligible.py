@@ -55,24 +55,35 @@ class Eligible:
             held = self._at_holder(facts, facts.holder, now_s, exclude=())
             return held if isinstance(held, Reject) else (held, [])
         members, busy = self._past_gate(facts, now_s, exclude=())
-        if self._targets.is_on and (late := self._late(members, now_s)):
+        if self._targets.is_on and (late := self._late(members, facts.model, now_s)):
             return self.rejection(facts, busy + late, now_s)
         if not members and not (self._may_split(facts) and _can_share(busy)):
             return self.rejection(facts, busy, now_s)
         free = self._warm(found, members, now_s)
         return self._candidates(facts, free, now_s, found.past), busy
 
-    def _late(self, members: list[Member], now_s: float) -> BusyMembers:
+    def _late(self, members: list[Member], model: str, now_s: float) -> BusyMembers:
         """All members, if each would miss a target; none where one would not.
 
         Which one serves is for the policy to say: as long as there is one, decisions are the same.
         """
+        targets, lane = self._targets, self._known.lane(model)
+        late = self._all_late(members, now_s, None)
+        if late:
+            targets.lacks_room(lane, now_s)
+        elif targets.lasts(lane, now_s):
+            return self._all_late(members, now_s, self._latency.output_tokens)
+        return late
+
+    def _all_late(
+        self, members: list[Member], now_s: float, output_tokens: float | None
+    ) -> BusyMembers:
         late: BusyMembers = []
         for member in members:
-            past = self._targets.past(member.state, now_s)
-            if past is None:
+            missed = self._targets.missed(member.state, now_s, output_tokens)
+            if missed is None:
                 return []
-            late.append((member, Busy((past[0],), past[1])))
+            late.append((member, Busy((missed[0],), missed[1])))
         return late
 
     def is_anyone_free(self, facts: RequestFacts, now_s: float, exclude: Collection[str]) -> bool:

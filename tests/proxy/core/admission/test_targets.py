@@ -7,7 +7,14 @@ import random
 
 import pytest
 
-from proxy.core.admission.targets import FEW_STREAMS, WAIT_RATIO
+from proxy.core.admission.targets import (
+    FEW_STREAMS,
+    GOES_ON_S,
+    LASTS_S,
+    MOST_LANES,
+    WAIT_RATIO,
+    Targets,
+)
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.latency.pace import RECENT_S
 from proxy.core.routing.route import Route
@@ -123,6 +130,38 @@ def test_a_target_out_of_reach_leaves_room_for_a_few() -> None:
     one.prefill_done(first, facts(100), 0.1)
     one.first_token(first, facts(100), 0.1)
     assert isinstance(one.admit(facts(100), 0.2), Route)
+
+
+def test_a_lack_of_room_lasts_that_comes_again_and_again() -> None:
+    targets = Targets(CONFIG)
+    targets.lacks_room("m", 100.0)
+    assert not targets.lasts("m", 100.0), "it may be a burst's"
+    targets.lacks_room("m", 100.0 + LASTS_S)
+    assert targets.lasts("m", 100.0 + LASTS_S)
+    assert not targets.lasts("other", 100.0 + LASTS_S)
+    over_s = 100.0 + LASTS_S + GOES_ON_S
+    assert targets.lasts("m", over_s)
+    assert not targets.lasts("m", over_s + 0.1)
+    targets.lacks_room("m", over_s + 0.1)
+    assert not targets.lasts("m", over_s + 0.1), "another one"
+    for number in range(2 * MOST_LANES):
+        targets.lacks_room(f"m{number}", 200.0)
+    assert len(targets._full) == MOST_LANES
+
+
+def test_where_it_lasts_streams_are_bounded_by_their_number() -> None:
+    """At once: what prefills take is a mean over a minute, which a burst outruns."""
+    one = alone(CONFIG)
+    streaming(one, 60, 0.3)
+    state = one.known.fleet.states.of("a")
+    streams = state.account.load().running_requests
+    assert streams
+    assert one.known.targets.missed(state, 61.0) is None
+    assert one.known.targets.missed(state, 61.0, 5_000.0) is None, "long answers are many streams"
+    missed = one.known.targets.missed(state, 61.0, 10.0)
+    assert missed is not None
+    assert missed[0] is RejectReason.TPOT_SLO
+    assert 0.0 < missed[1] < 10.0 * CONFIG.tpot_slo_s
 
 
 @pytest.mark.parametrize("seed", range(5))
