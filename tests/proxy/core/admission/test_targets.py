@@ -161,7 +161,7 @@ def test_where_it_lasts_streams_are_bounded_by_their_number() -> None:
     missed = one.known.targets.missed(state, 61.0, 10.0)
     assert missed is not None
     assert missed[0] is RejectReason.TPOT_SLO
-    assert 0.0 < missed[1] < 10.0 * CONFIG.tpot_slo_s
+    assert 0.0 < missed[1] < 10.0, "until some have ended"
 
 
 @pytest.mark.parametrize("seed", range(5))
