@@ -112,6 +112,8 @@ def _run(loaded: Loaded, given: Sequence[str], inherited: InheritedSockets) -> i
     import uvloop
 
     try:
+        if loaded.settings.workers > 1:
+            return _launch(loaded.settings, given, inherited)
         uvloop.run(_serve(loaded, given, inherited))
     except ConfigError as error:
         return _fails(inherited, str(error), EXIT_OPTION)
@@ -120,6 +122,16 @@ def _run(loaded: Loaded, given: Sequence[str], inherited: InheritedSockets) -> i
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0
+
+
+def _launch(settings: Settings, given: Sequence[str], inherited: InheritedSockets) -> int:
+    from proxy.process import slots
+    from proxy.process.workers import Launcher
+
+    slots.check(settings, given, inherited)
+    slots.adopt()
+    with slots.opened(settings) as workers:
+        return Launcher(workers, Notifier(os.environ, settings.pid_file)).run()
 
 
 async def _serve(loaded: Loaded, given: Sequence[str], inherited: InheritedSockets) -> None:

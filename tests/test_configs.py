@@ -1,6 +1,8 @@
 """The files in configs/ and the tables of docs/reference/options.md say what the code says."""
 
 import re
+import shutil
+import subprocess
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -215,3 +217,32 @@ def test_option_tables_are_what_the_declarations_give(page, model):
     parts = (ROOT / page).read_text("utf-8").split("<!-- options -->")
     assert len(parts) == 3, f"{page} needs the tables between two <!-- options --> lines"
     assert parts[1].strip() == option_tables(model).strip()
+
+
+UNITS = sorted(CONFIGS.glob("cache-proxy*.*"))
+ANALYZE = shutil.which("systemd-analyze")
+
+
+@pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not here")
+def test_systemd_knows_every_line_of_the_units(tmp_path):
+    for path in UNITS:
+        text = re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", path.read_text("utf-8"))
+        (tmp_path / path.name).write_text(text)
+    names = [path.name.replace("@", "@1") for path in UNITS]
+    assert {"cache-proxy@1.service", "cache-proxy@1.socket", "cache-proxy.target"} <= {*names}
+    words = [ANALYZE, "verify", "--man=no", *(tmp_path / name for name in names)]
+    run = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout + run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["cache-proxy.service", "cache-proxy@.service"])
+def test_the_options_of_the_units_are_options(name):
+    found = re.search(r"(?m)^ExecStart=\S+ (.*)$", (CONFIGS / name).read_text("utf-8"))
+    assert found
+    words = found[1].replace("%i", "1").replace("/etc/cache-proxy.toml", f"{CONFIGS}/proxy.toml")
+    settings = load([*words.split(), "--instances", "a:1"], {}).settings
+    if "@" in name:
+        assert settings.admin_port == 9001
+        assert settings.request_log == Path("/var/log/cache-proxy/requests-1.jsonl")
+        socket = (CONFIGS / "cache-proxy@.socket").read_text("utf-8")
+        assert f"ListenStream={settings.port}\n" in socket

@@ -93,6 +93,9 @@ NEEDS = (
 Late = Literal["serve", "refuse"]
 OffloadPolicy = Literal["cost", "seed-heuristic", "seed-cost", "threshold", "never", "always"]
 MIB = 1 << 20
+MOST_WORKERS = 64
+WORKER = "{worker}"
+"""Stands for a worker's number in the paths of its logs."""
 
 
 def _number(value: object) -> object:
@@ -201,6 +204,16 @@ class Settings(Model):
             "File that holds the process id; after a hot restart, the id of the new process.",
         ),
     ] = None
+    workers: Annotated[
+        int,
+        Meta(ge=1, le=MOST_WORKERS),
+        Option(
+            PROCESS,
+            "Processes that serve on the same port; more than 1 need --share. Worker 0, 1, ... "
+            "has --admin-port + 0, 1, ..., and its number for {worker} in the paths of logs. "
+            "Limits of connections, memory and the queue are divided among them.",
+        ),
+    ] = 1
     response_headers: Annotated[
         bool,
         Option(
@@ -882,6 +895,8 @@ class Settings(Model):
             raise _pair("admin_host", "must be a loopback address with", "admin_token")
         self._check_logs()
         self._check_heat()
+        if self.workers > 1:
+            self._check_workers()
         own = next((spec for spec in self.instances if self._is_own_address(spec)), None)
         if own is not None:
             raise OptionError("instances", f"{own.name!r} is where this proxy listens (--port)")
@@ -893,6 +908,17 @@ class Settings(Model):
                 raise _pair("access_log_file", "has no effect with", "access_log")
         elif self.request_log is not None and self.request_log == self.access_log_at:
             raise _pair("access_log_file", "is the same file as", "request_log")
+
+    def _check_workers(self) -> None:
+        """Raise OptionError if several processes would know nothing of each other, or collide."""
+        if self.share is None:
+            raise _pair("workers", "needs that proxies share what they know, but", "share")
+        if self.admin_port and self.admin_port <= self.port < self.admin_port + self.workers:
+            raise _pair("admin_port", "plus the number of a worker is", "port")
+        for name in ("request_log", "access_log_file"):
+            path = getattr(self, name)
+            if path is not None and WORKER not in str(path):
+                raise _pair(name, f"needs {WORKER} in its path, a file for each of", "workers")
 
     @property
     def access_log_at(self) -> Path | None:

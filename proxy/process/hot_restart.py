@@ -27,12 +27,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from types import MappingProxyType
+from typing import Any, BinaryIO
 
 from proxy.config.sources import ConfigError
+from proxy.process import signals
 from proxy.protocol.errors import DEFECTS
 from proxy.telemetry.log import printable
 
@@ -257,7 +259,7 @@ async def _start(listeners: Sequence[tuple[str, int]]) -> int:
     read_end, write_end = os.pipe()
     try:
         try:
-            pid = _spawn([*listeners, (READY, write_end)])
+            pid = spawn([*listeners, (READY, write_end)])
         except OSError as error:
             raise SuccessorError(f"{sys.executable}: {error.strerror}") from None
         finally:
@@ -274,24 +276,35 @@ async def _start(listeners: Sequence[tuple[str, int]]) -> int:
         _log.info("hot restart: process %d has taken over", pid)
         return pid
     status = await asyncio.to_thread(_stop, pid)
-    why = printable(line.decode(errors="replace").strip()) or _exit_text(status)
+    why = printable(line.decode(errors="replace").strip()) or exit_text(status)
     raise SuccessorError(f"process {pid}: {why}")
 
 
-def _spawn(handed: Sequence[tuple[str, int]]) -> int:
-    """Run this command again with these descriptors from 3 on, and no others of this process."""
+def spawn(
+    handed: Sequence[tuple[str, int]],
+    words: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+    **how: Any,
+) -> int:
+    """Run this command again with these descriptors from 3 on, and no others of this process.
+
+    `words` come after the command's own, `variables` over those of this process; `how` is for
+    `posix_spawn`. Signals that a start keeps are blocked from the first instruction on.
+    """
     end = FIRST_FD + len(handed)
     environ = {key: value for key, value in os.environ.items() if key not in (FDS, NAMES, PID)}
-    environ |= {FDS: str(len(handed)), NAMES: ":".join(name for name, _ in handed)}
+    environ |= {FDS: str(len(handed)), NAMES: ":".join(name for name, _ in handed), **variables}
     # Copies get numbers above the targets, so that no descriptor is overwritten before it is
     # copied; all copies close on exec.
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, end) for _, fd in handed]
     try:
         return os.posix_spawn(
             sys.executable,
-            [sys.executable, *sys.orig_argv[1:]],
+            [sys.executable, *sys.orig_argv[1:], *words],
             environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, FIRST_FD + i) for i, fd in enumerate(copies)],
+            setsigmask=signals.KEPT,
+            **how,
         )
     finally:
         for fd in copies:
@@ -338,5 +351,5 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _exit_text(status: int) -> str:
+def exit_text(status: int) -> str:
     return f"killed by signal {-status}" if status < 0 else f"ended with status {status}"

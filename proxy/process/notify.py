@@ -11,6 +11,7 @@ from pathlib import Path
 
 from proxy.config.regular_files import read_regular
 
+FAILED = "a hot restart failed; the log says why"
 _log = logging.getLogger(__name__)
 
 
@@ -35,10 +36,12 @@ class Notifier:
             self._notify("READY=1")
 
     def carries_on(self) -> None:
-        """Write the pid file again: a successor that did not come up may have changed it.
+        """Report that no other process has taken over, and write the pid file again.
 
-        A file that cannot be written is logged.
+        A successor that did not come up may have changed it. A file that cannot be written is
+        logged.
         """
+        self._notify(f"STATUS={FAILED}")
         if self._pid_file is not None:
             try:
                 self._write(self._pid_file)
@@ -47,7 +50,7 @@ class Notifier:
 
     def replaced_by(self, pid: int) -> None:
         """Report to systemd that another process is the main one from now on."""
-        self._notify(f"MAINPID={pid}")
+        self._notify(f"MAINPID={pid}\nSTATUS=")
 
     def ended(self) -> None:
         """Remove the pid file, unless it names a successor."""

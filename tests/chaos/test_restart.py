@@ -80,7 +80,7 @@ async def test_kept_connections_are_led_over(tmp_path: Path) -> None:
                 connection.close()
             assert pid_of(tmp_path) != proxy.pid, "the file is the successor's"
             said = [systemd.recv(100) for _ in range(2)]
-            assert said == [b"READY=1", b"MAINPID=%d" % pid_of(tmp_path)]
+            assert said == [b"READY=1", b"MAINPID=%d\nSTATUS=" % pid_of(tmp_path)]
         assert not (tmp_path / "pid").exists()
         assert len(proxy.records) == 3, "both write the same log"
 
