@@ -27,7 +27,11 @@ EXTREMES = (
 )
 SMALLEST = 5e-324
 """The lowest value above 0."""
-BESIDE = {"warm_threshold": ("heavy_threshold", 10**12), "heavy_threshold": ("warm_threshold", 0)}
+BESIDE: dict[str, tuple[str, object]] = {
+    "warm_threshold": ("heavy_threshold", 10**12),
+    "heavy_threshold": ("warm_threshold", 0),
+    "workers": ("share", "redis://127.0.0.1:1"),
+}
 """What another option must be for this one to have any value."""
 ENDS_EARLY = {
     *("connect_timeout", "health_timeout", "ttft_timeout", "total_timeout"),
@@ -95,8 +99,8 @@ async def test_the_proxy_starts_and_serves_at_either_end(
     body = chat("a few words", max_tokens=2)
     async with SimFleet(1, speed=1000.0, tick=0.0) as fleet:
         for name, field in NUMERIC.items():
-            if name in ("port", "admin_port"):
-                continue  # the kernel chooses them in tests
+            if name in ("port", "admin_port", "workers"):
+                continue  # the kernel chooses ports in tests; workers are processes of their own
             for value in ends(field):
                 if (name, value) == ("header_timeout", SMALLEST):
                     continue  # it starts, and closes a connection before its first byte
