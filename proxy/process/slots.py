@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import selectors
 import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ _HEARD_BYTES = 4096
 _SUBREAPER = 36
 _SENDER = struct.Struct("3i")
 """Process, user and group of who sent a datagram, by the kernel."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -100,10 +103,16 @@ class Processes:
         self._statuses: dict[int, int] = {}
 
     def start(self, worker: Worker, on_end: Callable[[int], None]) -> int | None:
-        """Start a worker's process; its id."""
+        """Start a worker's process; its id, or None where the kernel has no room for one now."""
         told = {"NOTIFY_SOCKET": "@" + worker.hears.getsockname()[1:].decode()}
         # In a group of its own: Ctrl-C reaches the launcher, which passes it on once.
-        return self.watch(spawn(worker.handed, worker.words, told, setpgroup=0), on_end)
+        try:
+            pid = spawn(worker.handed, worker.words, told, setpgroup=0)
+        except OSError as error:
+            _log.error("worker %d does not start: %s", worker.number, error.strerror)
+            worker.due_s = time.monotonic() + LONGEST_PAUSE_S
+            return None
+        return self.watch(pid, on_end)
 
     def watch(self, pid: int, on_end: Callable[[int], None]) -> int | None:
         """Have `on_end` called with the id when it has ended; None if it is gone by now."""
