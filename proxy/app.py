@@ -354,7 +354,12 @@ class Proxy:
         self._stop = asyncio.Event()
 
     async def _leave_snapshot(self) -> BinaryIO:
-        return await snapshot.leave(self.state.known, self.state.thermal.control, self._fence)
+        return await snapshot.leave(
+            self.state.known,
+            self.state.thermal.control,
+            self._fence,
+            self.state.members.of_operators(),
+        )
 
     async def _refuse_opening(self) -> None:
         self._fence = await self.reloader.refuse_opening()
@@ -414,7 +419,7 @@ class Proxy:
         )
         if self._inherited.snapshot is not None:
             try:
-                self._take_over(self._inherited.snapshot)
+                await self._take_over(self._inherited.snapshot)
             except ConfigError:
                 await self.close()
                 raise
@@ -459,9 +464,10 @@ class Proxy:
         await made.begin()
         return made
 
-    def _take_over(self, file: BinaryIO) -> None:
+    async def _take_over(self, file: BinaryIO) -> None:
         """Know what a predecessor knew; raises ConfigError if the options open what it closed."""
         state, settings = self.state, self._settings
+        await state.members.carry_on(snapshot.members_in(file))
         heat, now_s = state.thermal.control, state.clock.now_s()
         whose = nobody if settings.api_key is None else tenant_of
         self.reloader.take_over(

@@ -311,7 +311,7 @@ class FleetPaths:
         try:
             spec = InstanceSpec.parse(text)
             settings.check_instance(spec)
-            verdict = (await self._members.admit(spec)).verdict
+            verdict = (await self._members.admit(spec, text)).verdict
         except (ValueError, ForbiddenAddressError) as error:
             return error_response(400, f"instance: {error}")
         if verdict is Verdict.REFUSED:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -16,7 +16,7 @@ from proxy.config.in_force import OptionsInForce
 from proxy.config.values import InstanceSpec
 from proxy.core.types import Instance
 from proxy.fleet.instances import Instances
-from proxy.net.addresses import check
+from proxy.net.addresses import ForbiddenAddressError, check
 
 OPTIONS, OPERATORS, DISCOVERY = "options", "operators", "discovery"
 LOOK_S = 0.05
@@ -94,6 +94,12 @@ class Membership:
         self._drained: dict[str, float] = {}
         """When instances had drained that were removed lately, by name."""
         self._is_wanted = asyncio.Event()
+        self._entries: dict[str, str] = {}
+        """What operators have added, as they wrote it, by name; bounded by the instances."""
+        self._gone: set[str] = set()
+        """What operators have removed though a list names it; bounded by the lists."""
+        self._left_out: frozenset[str] = frozenset()
+        """What they had removed in this process's predecessor."""
 
     def judge(self, source: str, specs: Sequence[InstanceSpec]) -> list[Answer]:
         """What would become of a source's whole list, as far as it differs from its last one.
@@ -121,7 +127,11 @@ class Membership:
         """
         answers, before = self.judge(source, specs), self._lists.get(source, {})
         kept = {spec.name: spec for spec in specs}
+        is_first = source not in self._lists
         for answer in answers:
+            if is_first and answer.verdict is Verdict.NEW and answer.name in self._left_out:
+                self._gone.add(answer.name)
+                continue
             if answer.verdict is not Verdict.REFUSED:
                 self._carry_out(source, answer)
             elif answer.name in before:
@@ -131,8 +141,39 @@ class Membership:
         self._lists[source] = kept
         return answers
 
-    async def admit(self, spec: InstanceSpec) -> Answer:
-        """Add what an operator names, or take it back where it drains.
+    def of_operators(self) -> dict[str, list[str]]:
+        """What operators changed, for a successor's `carry_on`.
+
+        The entries that they added, and the names that they removed, or drain.
+        """
+        draining = {name for name, of in self._wishes.items() if OPERATORS in of.drains}
+        gone = draining | {name for name in self._gone if self._is_listed(name)}
+        added = [text for name, text in self._entries.items() if name not in draining]
+        return {"added": added, "gone": sorted(gone)}
+
+    async def carry_on(self, changes: Mapping[str, Sequence[str]]) -> None:
+        """Do again what operators did in the predecessor, before other lists than the options'."""
+        gone, added = changes.get("gone", ()), 0
+        self._left_out = frozenset(gone)
+        for name in gone:
+            if self._fleet.get(name) is not None:
+                await self.remove(name)
+        for text in changes.get("added", ()):
+            try:
+                answer = await self.admit(InstanceSpec.parse(text), text)
+            except (ValueError, ForbiddenAddressError) as error:
+                _log.warning("hot restart: an instance that was added is not: %s", error)
+                continue
+            added += answer.verdict is not Verdict.REFUSED
+        if gone or added:
+            text = "hot restart: as operators said, %d instances are added and %d left out"
+            _log.info(text, added, len(gone))
+
+    def _is_listed(self, name: str) -> bool:
+        return any(name in specs for specs in self._lists.values())
+
+    async def admit(self, spec: InstanceSpec, entry: str = "") -> Answer:
+        """Add what an operator names, or take it back where it drains; `entry`: as it was written.
 
         Raises ForbiddenAddressError where it is not within the fence.
         """
@@ -144,6 +185,8 @@ class Membership:
         answer = self._judged(OPERATORS, spec, None, {})
         if answer.verdict is not Verdict.REFUSED:
             self._carry_out(OPERATORS, answer)
+            if entry:
+                self._entries[spec.name] = entry
         return answer
 
     def drain(self, source: str, name: str) -> None:
@@ -157,6 +200,9 @@ class Membership:
     async def remove(self, name: str) -> None:
         """Remove an instance at once, with what anyone wants of it."""
         self._wishes.pop(name, None)
+        self._entries.pop(name, None)
+        if self._is_listed(name):
+            self._gone = {other for other in self._gone if self._is_listed(other)} | {name}
         await self._instances.remove(name)
 
     def is_draining(self, name: str) -> bool:
@@ -244,6 +290,8 @@ class Membership:
 
     def _carry_out(self, source: str, answer: Answer) -> None:
         name, spec = answer.name, answer.spec
+        if spec is not None:
+            self._gone.discard(name)
         if spec is None:
             self.drain(source, name)
         elif answer.verdict is Verdict.NEW:

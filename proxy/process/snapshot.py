@@ -4,7 +4,8 @@ Without it every session would lose its home, engines would compute again what t
 first decisions would use the options in place of measured times. It is an unnamed file of JSON
 lines, written when the successor starts:
 
-    {"form": 4, "seed": of hashes, "bytes_per_token": {model: ratio}, "fence": of `access_changes`}
+    {"form": 4, "seed": of hashes, "bytes_per_token": {model: ratio}, "fence": of `access_changes`,
+     "members": of `Membership.of_operators`}
     {"instance": name, "url": ..., "start_s": ..., "runs": [[block hash, ...], ...], "times": ...}
     {"sessions": [[id, instance, turn, used_s, tokens, form of its prompts], ...]}
     {"responses": [[key, instance, used_s], ...]}
@@ -40,16 +41,20 @@ _log = logging.getLogger(__name__)
 
 
 async def leave(
-    known: FleetState, heat: FleetControl, fence: Mapping[str, Any] | None = None
+    known: FleetState,
+    heat: FleetControl,
+    fence: Mapping[str, Any] | None = None,
+    members: Mapping[str, Any] | None = None,
 ) -> BinaryIO:
     """Write the snapshot and return the file, at its beginning; OSError if there is no room.
 
-    `fence`: what the successor may not open.
+    `fence`: what the successor may not open. `members`: what operators changed of the fleet.
     """
     lines = known.snapshot(ROWS_PER_LINE)
     with ExitStack() as unless_whole:
         file = unless_whole.enter_context(await asyncio.to_thread(_unnamed))
-        head = {"form": FORM, "seed": hash_seed(), "fence": fence or {}, **next(lines)}
+        head = {"form": FORM, "seed": hash_seed(), "fence": fence or {}, "members": members or {}}
+        head |= next(lines)
         await asyncio.to_thread(_write, file, head)
         await asyncio.to_thread(_write, file, _orders(heat))
         for line in lines:
@@ -57,6 +62,18 @@ async def leave(
         await asyncio.to_thread(file.seek, 0)
         unless_whole.pop_all()
     return file
+
+
+def members_in(file: BinaryIO) -> dict[str, list[str]]:
+    """What operators had changed of the fleet; empty where the file is of another form."""
+    try:
+        head = orjson.loads(file.readline())
+        told = head["members"] if head["form"] == FORM else {}
+        return {key: list(map(str, told.get(key, ()))) for key in ("added", "gone")}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return {}  # `take` says why
+    finally:
+        file.seek(0)
 
 
 def _orders(heat: FleetControl) -> dict[str, Any]:

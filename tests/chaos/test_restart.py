@@ -11,6 +11,7 @@ import ssl
 import sys
 from pathlib import Path
 
+import aiohttp
 import trustme
 
 from bench.faults.restart import BODY, Seen, pid_of, replace, replaceable, run
@@ -83,6 +84,26 @@ async def test_kept_connections_are_led_over(tmp_path: Path) -> None:
             assert said == [b"READY=1", b"MAINPID=%d\nSTATUS=" % pid_of(tmp_path)]
         assert not (tmp_path / "pid").exists()
         assert len(proxy.records) == 3, "both write the same log"
+
+
+async def test_operators_are_heeded_by_the_next_process_too(tmp_path: Path) -> None:
+    async with (
+        RawEngine() as one,
+        RawEngine() as removed,
+        RawEngine() as added,
+        replaceable(tmp_path, [f"a={one.address}", f"b={removed.address}"]) as proxy,
+        aiohttp.ClientSession(proxy.url) as http,
+    ):
+        await proxy.up(2)
+        async with http.delete("/instances/b") as gone:
+            assert gone.status == 200
+        async with http.post("/instances", json={"instance": f"c={added.address}"}) as come:
+            assert come.status == 201
+        await replace(tmp_path, Seen())
+        await handed_over(proxy)
+        async with aiohttp.ClientSession(proxy.url) as fresh, fresh.get("/instances") as answer:
+            assert sorted(one["name"] for one in await answer.json()) == ["a", "c"]
+        assert "1 instances are added and 1 left out" in proxy.log
 
 
 async def test_one_that_does_not_start_changes_nothing(tmp_path: Path) -> None:

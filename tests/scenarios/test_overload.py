@@ -11,17 +11,26 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.support.harness import Answer, ServedProxy, chat, proxied, until, words
 
 CLIENTS, REQUESTS = 16, 48
 """Closed loop, about what the fleet can do; then five times as many of both."""
-OPTIONS = {
-    "active_prefill_tokens_threshold": 3000,
-    "max_queue": 24,
-    "max_queue_seconds": 1.0,
-    "kv_connector": "none",
+OPTIONS = {"max_queue": 24, "kv_connector": "none"}
+BOUNDS: dict[str, dict[str, Any]] = {
+    "thresholds": {"active_prefill_tokens_threshold": 3000, "max_queue_seconds": 1.0},
+    "targets": {"late": "refuse", "ttft_slo": 0.2, "tpot_slo": 0.01},
 }
+CHECKS = {"thresholds": {"prefill_tokens"}, "targets": {"ttft_slo", "tpot_slo"}}
+
+
+def refused_for(proxy: ServedProxy) -> list[dict[str, str]]:
+    """The labels of refusals."""
+    found = proxy.server.state.metrics.rejected.collect()
+    return [s.labels for one in found for s in one.samples if s.value and "check" in s.labels]
 
 
 async def served_per_s(proxy: ServedProxy, times: int, got: list[Answer]) -> float:
@@ -41,8 +50,10 @@ async def served_per_s(proxy: ServedProxy, times: int, got: list[Answer]) -> flo
     return sum(answer.status == 200 for answer in answers) / (time.monotonic() - begun_s)
 
 
-async def test_five_times_too_many_clients(tmp_path: Path) -> None:
-    async with proxied(tmp_path, 2, sim={"speed": 4.0}, **OPTIONS) as (proxy, fleet):
+@pytest.mark.parametrize("bound", BOUNDS)
+async def test_five_times_too_many_clients(tmp_path: Path, bound: str) -> None:
+    options = OPTIONS | BOUNDS[bound]
+    async with proxied(tmp_path, 2, sim={"speed": 4.0}, **options) as (proxy, fleet):
         got: list[Answer] = []
         rates = [await served_per_s(proxy, times, got) for times in (1, 5)]
         counts = Counter(answer.status for answer in got)
@@ -69,6 +80,9 @@ async def test_five_times_too_many_clients(tmp_path: Path) -> None:
         assert outcomes.total() == len(got)
         reasons = Counter(r["error"] for r in records if r["outcome"] == "rejected")
         assert set(reasons) <= {"queue_full", "queue_deadline", "queue_timeout"}
+        checks = {one["check"] for one in refused_for(proxy)}
+        assert checks
+        assert checks <= CHECKS[bound]
         for reason, count in reasons.items():
             assert proxy.rejected(reason) == count
         waited = sum(

@@ -26,7 +26,7 @@ from planner.scalers.state_file import Kept, StateFile
 from planner.sources.engines import Engines
 from planner.sources.live import Live
 from planner.sources.proxy import Proxies
-from replayer.simulator.host import SimFleet
+from replayer.simulator.host import SimEngine, SimFleet
 from tests.support.harness import ServedProxy, chat, until
 
 MOST, STREAMS, TOKENS = 3, 6, 160
@@ -150,7 +150,7 @@ class Site:
         """Engines run exactly while the command says so; one that is stopped is killed."""
         for n, engine in enumerate(self.fleet.engines):
             if (is_wanted := f"gpu-{n}" in self.running) != engine.running:
-                await (engine.start() if is_wanted else engine.kill())
+                await (started(engine) if is_wanted else engine.kill())
 
     async def until_there_are(self, count: int) -> None:
         """An operator asks for so many at least; tick until there are just so many."""
@@ -177,6 +177,16 @@ class Site:
         decided = self.planner.decision
         targets = {} if decided is None else decided.targets
         return up == self.running and len(up) == len(members) == count == targets.get(COMPONENT)
+
+
+async def started(engine: SimEngine) -> None:
+    """Start an engine at its port, which a connection of another process may have for a moment."""
+    for _ in range(100):
+        try:
+            return await engine.start()
+        except OSError:
+            await asyncio.sleep(0.1)
+    return await engine.start()
 
 
 @asynccontextmanager

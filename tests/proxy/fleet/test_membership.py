@@ -292,6 +292,27 @@ async def test_what_was_refused_is_tried_again_with_the_next_list() -> None:
     assert await house.names(DISCOVERY, at_b) == [Verdict.NEW]
 
 
+async def test_what_operators_changed_is_carried_on_by_a_successor() -> None:
+    first = House()
+    first.members.want(OPTIONS, [SPECS["a"], SPECS["b"]])
+    await first.members.remove("b")
+    await first.members.admit(spec("x", 31), "x=127.0.0.1:31")
+    await first.members.admit(spec("y", 32), "y=127.0.0.1:32")
+    first.members.drain(OPERATORS, "y")
+    told = first.members.of_operators()
+    assert told == {"added": ["x=127.0.0.1:31"], "gone": ["b", "y"]}
+    second = House()
+    second.members.want(OPTIONS, [SPECS["a"], SPECS["b"]])
+    await second.members.carry_on(told | {"added": [*told["added"], "what?:is:this"]})
+    second.members.want(DISCOVERY, [SPECS["b"], SPECS["c"]])
+    assert sorted(m.instance.name for m in second.router.known.fleet.members()) == ["a", "c", "x"]
+    assert second.members.of_operators() == {"added": ["x=127.0.0.1:31"], "gone": ["b"]}
+    await second.members.admit(SPECS["b"], "b=127.0.0.1:12")
+    assert second.members.of_operators()["gone"] == []
+    await second.members.remove("x")
+    assert second.members.of_operators()["added"] == ["b=127.0.0.1:12"]
+
+
 async def test_drained_instances_are_told_of_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     house, now_s = House(), 100.0
     monkeypatch.setattr(house.clock, "now_s", lambda: now_s)
