@@ -22,7 +22,7 @@ from proxy.core.types import FailureKind, Fallback, MoveCause, RejectReason
 from proxy.net.timeouts import Clock
 from proxy.net.tls import HandshakeEnd
 from proxy.protocol.request_framing import Refusal
-from proxy.telemetry.instruments import Counts, Spreads
+from proxy.telemetry.instruments import Counts, Levels, Spreads
 from proxy.telemetry.record import RequestRecord
 
 PREFIX = "cache_proxy"
@@ -187,6 +187,14 @@ class Metrics:
             "retry_after_seconds", "Retry-After of busy answers", (1, 2, 5, 10, 20, 30)
         )
         self.queued_requests = gauge("queued_requests", "Requests that wait for a free instance")
+        self.backlog = Levels(
+            f"{PREFIX}_backlog_seconds",
+            "Seconds in which one instance would compute the prompts that wait for this model here,"
+            " and those under way on instances that serve it; of instances with several models"
+            " each counts all",
+            "model",
+        )
+        self.registry.register(self.backlog)
         self.queued_bytes = gauge("queued_bytes", "Bytes of the bodies of waiting requests")
         self.held_bytes = gauge("held_bytes", "Bytes of the bodies of requests without an answer")
         self.queue_wait = hist(
