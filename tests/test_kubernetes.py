@@ -6,6 +6,7 @@ No cluster has seen them.
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from proxy.config.load import load
 from proxy.config.options import Settings
+from proxy.telemetry.metrics import Metrics
 from replayer.simulator.cli import _parser
 from tests.install.containerfile import stages_of, words_of
 from tests.support.renew import RULES, rules
@@ -59,6 +61,11 @@ def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [one for one in objects if one["kind"] == kind]
 
 
+def of_an_operator(one: Mapping[str, Any]) -> bool:
+    """Whether the object's schema comes with an operator, not with Kubernetes."""
+    return ".coreos." in one["apiVersion"] or one["apiVersion"].startswith("keda.sh/")
+
+
 def pod(workload: Mapping[str, Any]) -> Any:
     return workload["spec"]["template"]
 
@@ -87,8 +94,8 @@ def test_names_labels_and_ports_agree(overlay: str) -> None:
     for one in workloads:
         assert one["spec"]["selector"]["matchLabels"] == labels[one["metadata"]["name"]]
         for probe in ("livenessProbe", "readinessProbe"):
-            port = container(one).get(probe, {"httpGet": {"port": "http"}})["httpGet"]["port"]
-            assert port in ports(one)
+            if found := container(one).get(probe):
+                assert (found.get("httpGet") or found["tcpSocket"])["port"] in ports(one)
     for service in of_kind(objects, "Service"):
         (behind,) = [
             one
@@ -192,6 +199,43 @@ def test_policies_name_pods_and_ports_that_are_there() -> None:
     assert engines["spec"]["ingress"][0]["from"] == [{"podSelector": {"matchLabels": labels}}]
 
 
+def test_keda_asks_for_a_metric_that_the_proxy_exports() -> None:
+    (scaled,) = of_kind([*sources(FOLDER / "overlays/keda")], "ScaledObject")
+    (trigger,) = scaled["spec"]["triggers"]
+    found = re.findall(r"\bcache_proxy_\w+", trigger["metadata"]["query"])
+    assert found == ["cache_proxy_backlog_seconds"]
+    assert {family.name for family in Metrics().registry.collect()} >= {*found}
+
+
+@needs_kubectl
+def test_replicas_share_by_the_server_beside_them() -> None:
+    objects = rendered(FOLDER / "overlays/replicas")
+    workloads = {one["metadata"]["name"]: one for one in of_kind(objects, "Deployment")}
+    proxy, server = workloads["cache-proxy"], workloads["valkey"]
+    env = {one["name"]: one for one in container(proxy)["env"]}
+    key = env["CACHE_PROXY_SHARE_KEY"]["valueFrom"]["secretKeyRef"]
+    assert key["name"] not in {one["metadata"]["name"] for one in objects}, "it is the operator's"
+    given = {
+        "CACHE_PROXY_SHARE": env["CACHE_PROXY_SHARE"]["value"],
+        "CACHE_PROXY_SHARE_KEY": "k" * 32,
+    }
+    share = load(["--instances=a:1"], given).settings.share
+    (service,) = [one for one in of_kind(objects, "Service") if one["metadata"]["name"] == "valkey"]
+    (port,) = service["spec"]["ports"]
+    assert share is not None
+    assert share.get_secret_value() == f"redis://{service['metadata']['name']}:{port['port']}"
+    assert (proxy["spec"]["replicas"], server["spec"]["replicas"]) == (2, 1)
+    labels = pod(proxy)["metadata"]["labels"]
+    (spread,) = pod(proxy)["spec"]["topologySpreadConstraints"]
+    (budget,) = of_kind(objects, "PodDisruptionBudget")
+    assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert "volumes" not in pod(server)["spec"], "what it has is of the last minute"
+    (policy,) = of_kind(objects, "NetworkPolicy")
+    (allowed,) = policy["spec"]["ingress"][0]["from"]
+    assert allowed["podSelector"]["matchLabels"].items() <= labels.items()
+
+
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kustomize_renders(overlay: str, tmp_path: Path) -> None:
@@ -210,7 +254,7 @@ def test_kustomize_renders(overlay: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("kubernetes_validate") is None:
         pytest.skip("rendered; kubernetes-validate is not installed, so no schema was looked at")
     path = tmp_path / "all.yaml"
-    path.write_text(yaml.safe_dump_all(o for o in objects if ".coreos." not in o["apiVersion"]))
+    path.write_text(yaml.safe_dump_all(o for o in objects if not of_an_operator(o)))
     check = [sys.executable, "-m", "kubernetes_validate", "--strict", str(path)]
     subprocess.run(check, check=True, capture_output=True, timeout=120)
 

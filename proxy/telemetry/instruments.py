@@ -8,9 +8,14 @@ prometheus_client's.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -42,6 +47,21 @@ class Spread:
         """Count one value in its bucket."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
+
+
+class Levels(Collector):
+    """A gauge with one label, read as a whole at each scrape by `read`."""
+
+    def __init__(self, name: str, text: str, label: str) -> None:
+        self._name, self._text, self._label = name, text, label
+        self.read: Callable[[], Mapping[str, float]] = dict
+
+    def collect(self) -> Iterator[Metric]:
+        """The metric family."""
+        family = GaugeMetricFamily(self._name, self._text, labels=(self._label,))
+        for value, level in self.read().items():
+            family.add_metric([value], level)
+        yield family
 
 
 class Counts(Collector):

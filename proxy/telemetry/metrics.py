@@ -22,7 +22,7 @@ from proxy.core.types import FailureKind, Fallback, MoveCause, RejectReason
 from proxy.net.timeouts import Clock
 from proxy.net.tls import HandshakeEnd
 from proxy.protocol.request_framing import Refusal
-from proxy.telemetry.instruments import Counts, Spreads
+from proxy.telemetry.instruments import Counts, Levels, Spreads
 from proxy.telemetry.record import RequestRecord
 
 PREFIX = "cache_proxy"
@@ -46,6 +46,7 @@ _QUEUES = (RejectReason.QUEUE_FULL, RejectReason.QUEUE_DEADLINE, RejectReason.QU
 _BEHIND = {check: (check,) for check in _CHECKS} | dict.fromkeys(_QUEUES, _CHECKS)
 """The checks that may be behind a reason; of any other reason NO_CHECK."""
 SCRAPES_RATIO, SHOWN_S = 0.2, 1.0
+_HITS = ("reachable", "chosen", "reported")
 _KEPT = ("missed", "kept")
 """Label values for a target that was missed and for one that was kept."""
 
@@ -80,6 +81,17 @@ class Metrics:
             "hit_tokens", "Prompt tokens predicted to be cached on their instance"
         )
         self.new_tokens = count("new_tokens", "Prompt tokens predicted to be new on their instance")
+        self.compared_prompts = count(
+            "compared_prompt_tokens",
+            "Prompt tokens, as engines count, of the requests of compared_hit_tokens",
+        )
+        self.compared_hits = count(
+            "compared_hit_tokens",
+            "Tokens of them cached on the best instance (reachable) and on the chosen one, as"
+            " predicted, and as its engine reported; without offloads, migrated streams, failures,"
+            " and answers without cached_tokens",
+            "which",
+        )
         self.decisions = count("offload_decisions", "Placed requests", "decision", "reason")
         self.fallbacks = count("offload_fallbacks", "Offloads that ended colocated", "reason")
         self.hedges = count(
@@ -175,6 +187,14 @@ class Metrics:
             "retry_after_seconds", "Retry-After of busy answers", (1, 2, 5, 10, 20, 30)
         )
         self.queued_requests = gauge("queued_requests", "Requests that wait for a free instance")
+        self.backlog = Levels(
+            f"{PREFIX}_backlog_seconds",
+            "Seconds in which one instance would compute the prompts that wait for this model here,"
+            " and those under way on instances that serve it; of instances with several models"
+            " each counts all",
+            "model",
+        )
+        self.registry.register(self.backlog)
         self.queued_bytes = gauge("queued_bytes", "Bytes of the bodies of waiting requests")
         self.held_bytes = gauge("held_bytes", "Bytes of the bodies of requests without an answer")
         self.queue_wait = hist(
@@ -200,6 +220,7 @@ class Metrics:
             (self.client_errors, Refusal),
             (self.handshakes_failed, HandshakeEnd),
             (self.disconnects, ("upload", "queue", "prefill", "first_token", "decode")),
+            (self.compared_hits, _HITS),
             (self.queue_wait, ("admitted", "refused", "gone")),
         ):
             for value in values:
@@ -256,10 +277,18 @@ class Metrics:
             self.osl.observe(record.osl_tokens)
         self.hit_tokens.inc(record.hit_tokens or 0)
         self.new_tokens.inc(record.new_tokens or 0)
+        self._observe_hits(record)
         self._observe_predictions(record)
         if (shadow := record.shadow) is not None:
             agrees = "failed" if shadow.agrees is None else str(shadow.agrees).lower()
             self.shadow.labels(shadow.policy, agrees).inc()
+
+    def _observe_hits(self, record: RequestRecord) -> None:
+        if (compared := record.compared_hits()) is not None:
+            prompt, *hits = compared
+            self.compared_prompts.inc(prompt)
+            for which, tokens in zip(_HITS, hits, strict=True):
+                self.compared_hits.labels(which).inc(tokens)
 
     def _observe_slo(self, record: RequestRecord, ttft_s: float, tpot_s: float | None) -> None:
         new = record.new_tokens_prefill if record.prefill_instance else record.new_tokens

@@ -73,6 +73,8 @@ class RequestRecord:
     hit_tokens: int | None = None
     """Prompt tokens predicted to be cached on D. After a retry on another instance this, the class
     and the predictions are those of the last attempt."""
+    reachable_hit_tokens: int | None = None
+    """The largest such prediction for an instance that the decision might have chosen."""
     new_tokens: int | None = None
     """Prompt tokens that D lacked: `isl_tokens` - `hit_tokens`."""
     new_tokens_prefill: int | None = None
@@ -156,6 +158,20 @@ class RequestRecord:
             return ttft_s - (sent_s - self.t_proxy_recv)
         return ttft_s - (self.queue_s() or 0.0)
 
+    def compared_hits(self) -> tuple[int, float, float, int] | None:
+        """Prompt tokens, and of them those that hit: reachable, chosen, and reported.
+
+        Whole answers of one instance alone, whose engine tells. Predictions are scaled to the
+        tokens that the engine counted.
+        """
+        prompt, reported, guessed = self.prompt_tokens, self.cached_tokens, self.isl_tokens
+        if self.outcome is not Outcome.OK or self.prefill_instance or self.migrations:
+            return None
+        if not prompt or not guessed or reported is None or self.hit_tokens is None:
+            return None
+        scale, reachable = prompt / guessed, self.reachable_hit_tokens or 0
+        return prompt, reachable * scale, self.hit_tokens * scale, min(reported, prompt)
+
     def queue_s(self) -> float | None:
         """Seconds in the wait queue; None for a request that did not wait."""
         if self.t_queued is None or self.t_decided is None:
@@ -211,6 +227,7 @@ def note_attempt(record: RequestRecord, route: Route) -> None:
     record.place = route.place
     note_decode(record, route.decode.name)
     record.hit_tokens, record.new_tokens = route.hit_tokens, route.new_tokens
+    record.reachable_hit_tokens = route.reachable_hit_tokens
     record.predicted_ttft_s = route.predicted_ttft_s
     record.predicted_transfer_s = route.predicted_transfer_s
     record.predicted_ttft_bound_s = route.predicted_ttft_bound_s

@@ -42,6 +42,8 @@ class Route:
     policy: str
     prompt_tokens: int
     hit_tokens: int
+    reachable_hit_tokens: int
+    """The largest hit of any instance that might have been D."""
     new_tokens: int
     """Tokens that D would compute."""
     new_tokens_prefill: int | None
@@ -108,6 +110,7 @@ class Route:
         self.route_class, self.reason, self.policy = route_class, reason, policy
         self.prompt_tokens = prompt_tokens
         self.hit_tokens, self.new_tokens = hit_tokens, new_tokens
+        self.reachable_hit_tokens = hit_tokens
         self.new_tokens_prefill = new_tokens_prefill
         self.lease, self.turn = lease, turn
         self.predicted_ttft_s = predicted_ttft_s

@@ -116,6 +116,7 @@ class Router:
             return self._eligible.rejection(facts, busy, now_s)
         route = self._reserve(facts, choice, shadowed, found, now_s)
         route.home, route.place = view.home, place_of(view, choice.decode)
+        route.reachable_hit_tokens = max([route.hit_tokens, *free.hit_tokens])
         if route.options is not None:
             self._made.add(route.options, view)
         return route
@@ -180,6 +181,7 @@ class Router:
         self._move_stay(route, d.instance.name)
         route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
+        route.reachable_hit_tokens = max(free.hit_tokens)
         route.key_tokens, route.place = d.key_tokens, Place.RETRY
         return choice
 

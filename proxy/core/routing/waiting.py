@@ -186,6 +186,29 @@ class Waiting:
             return None
         return now_s - oldest.queued_s, self._ramp(oldest.lane).reject
 
+    def backlog_s(self) -> dict[str, float]:
+        """Per served model the seconds in which one instance would compute what is to be computed.
+
+        These are this process's own prefills under way, and the waiting prompts of the model. An
+        instance with several models is behind with all of them.
+        """
+        known = self._router.known
+        reserved_s: dict[str, float] = {}
+        tps: dict[str, list[float]] = {}
+        for member in known.fleet.members():
+            name, models = member.instance.name, member.models or ()
+            own_s = sum([work_s for _, work_s, *_ in known.latency.of(name).own_pending()])
+            rate = known.latency.prefill_tps(name)
+            for model in models:
+                reserved_s[model] = reserved_s.get(model, 0.0) + own_s
+                tps.setdefault(model, []).append(rate)
+        for entry in self.queue.entries():
+            assert isinstance(entry, QueuedRequest)
+            model = entry.facts.model
+            if rates := tps.get(model):
+                reserved_s[model] += entry.tokens * len(rates) / sum(rates)
+        return reserved_s
+
     def expire(self, queued: QueuedRequest, now_s: float) -> None:
         """A request's time in the queue is over: refuse it."""
         if queued.result is None:

@@ -41,7 +41,8 @@ class RedisBus:
     def __init__(self, url: str, stream: str) -> None:
         """Raises ValueError for a URL that redis-py cannot use; its text has no part of it."""
         try:
-            pool = redis_py.ConnectionPool.from_url(url, max_connections=1)
+            # Without hiredis redis-py refuses its own default protocol.
+            pool = redis_py.ConnectionPool.from_url(url, max_connections=1, protocol=2)
             # What the URL says of timeouts or forms is not taken.
             pool.connection_kwargs |= _OURS | {"retry": Retry(NoBackoff(), 0)}
             pool.make_connection()  # type: ignore[no-untyped-call]

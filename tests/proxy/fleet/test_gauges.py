@@ -87,3 +87,19 @@ async def test_hit_ratios_of_a_window_add_up_across_a_restart_of_the_engines(
         "external": {"": pytest.approx(external / looked_up)},
         "combined": {"": pytest.approx((local + external) / looked_up)},
     }
+
+
+async def test_three_hits_and_the_backlog_of_served_models(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, _):
+        for _ in range(2):
+            await proxy.post(chat(words(2000)))
+        prompts = proxy.metric("compared_prompt_tokens_total")
+        hits = ("reachable", "chosen", "reported")
+        reachable, chosen, reported = (
+            proxy.metric("compared_hit_tokens_total", which=which) for which in hits
+        )
+        assert prompts >= reachable >= chosen > 0
+        assert prompts / 2 > reported > prompts / 3, "the second prompt is the first one again"
+        async with proxy.http.get("/metrics") as response:
+            found = [line for line in (await response.text()).splitlines() if "backlog" in line]
+        assert found[-1].startswith('cache_proxy_backlog_seconds{model="')

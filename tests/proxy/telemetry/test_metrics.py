@@ -8,7 +8,7 @@ import pytest
 
 from proxy.core.types import FailureKind, Outcome, RejectReason
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.record import Migration, RequestRecord
 
 STREAM: dict[str, Any] = {
     "route_class": "WARM",
@@ -78,6 +78,36 @@ def test_an_offloads_hits_are_not_compared(metrics: Metrics) -> None:
     """Its D's count includes what came over the wire."""
     observe(metrics, prefill_instance="p")
     assert value(metrics, "prefix_hit_prediction_error_tokens_count") == 0
+
+
+def compared(metrics: Metrics) -> list[float | None]:
+    hits = ("reachable", "chosen", "reported")
+    each = [value(metrics, "compared_hit_tokens_total", which=which) for which in hits]
+    return [value(metrics, "compared_prompt_tokens_total"), *each]
+
+
+def test_three_hits_are_parts_of_the_same_prompt_tokens(metrics: Metrics) -> None:
+    observe(metrics, isl_tokens=500, hit_tokens=300, reachable_hit_tokens=400)
+    assert compared(metrics) == [1000, 800, 600, 512]
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        {"prefill_instance": "p"},
+        {"outcome": Outcome.CLIENT_GONE},
+        {"cached_tokens": None},
+        {"prompt_tokens": None},
+        {"hit_tokens": None},
+        {"migrations": [Migration("a", "b", "lost", "moved", 3, 0.1)]},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_request_that_lacks_one_of_the_three_is_in_none(
+    metrics: Metrics, left_out: dict[str, Any]
+) -> None:
+    observe(metrics, reachable_hit_tokens=700, **left_out)
+    assert compared(metrics) == [0, 0, 0, 0]
 
 
 def test_the_wait_in_the_queue_is_no_error_of_a_prediction(metrics: Metrics) -> None:

@@ -118,8 +118,10 @@ class TestPlacement:
         f = facts(None, 4000, range(4))
         r.first_token(admitted(r, f), f, 0.0)
         tails = [[*range(4), *range(100 * i, 100 * i + 4)] for i in range(1, 9)]
-        chosen = [admitted(r, facts(f"s{t}", 8000, t)).decode.name for t in tails]
-        assert len(set(chosen)) == 4
+        routes = [admitted(r, facts(f"s{t}", 8000, t)) for t in tails]
+        assert len({route.decode.name for route in routes}) == 4
+        assert {route.reachable_hit_tokens for route in routes} == {4000}
+        assert {route.hit_tokens for route in routes} == {0, 4000}
 
     def test_what_a_prompt_finds_in_the_cache_is_in_use_while_it_is_computed(self) -> None:
         """Room for the next prompt depends on it: an engine holds those blocks from then on."""

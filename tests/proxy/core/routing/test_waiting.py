@@ -232,3 +232,33 @@ def test_a_pass_over_many_lanes_takes_turns_and_passes_over_none() -> None:
     lanes.waiting.look(3.0, 32)
     admitted = [n for n, queued in enumerate(lanes.queued) if is_settled(queued)]
     assert admitted == [32], "the pass went on behind those that it had tried"
+
+
+def test_the_backlog_is_what_is_under_way_and_what_waits(room: Room) -> None:
+    """Two instances of 20,000 tokens/s: the rate of one counts, as the seconds are of one."""
+    assert room.waiting.backlog_s() == {}, "no model is known to be served"
+    for name in ("a", "b"):
+        room.router.known.observe_models(name, ["m", "other"], {})
+    assert room.waiting.backlog_s() == {"m": 0.0, "other": 0.0}
+    tps = room.router.known.latency.prefill_tps("a")
+    route = room.waiting.admit(RequestFacts("m", "long", 20_000, [], 64.0), 0.0)
+    assert isinstance(route, Route)
+    ((_, under_way_s, *_),) = room.router.known.latency.of(route.decode.name).own_pending()
+    assert 1.0 < under_way_s <= route.predicted_prefill_s
+    assert room.waiting.backlog_s() == pytest.approx({"m": under_way_s, "other": under_way_s})
+    room.router.finish(route, 0.0)
+    room.queued()
+    assert room.waiting.backlog_s() == pytest.approx({"m": 100 / tps, "other": 0.0})
+    room.router.known.observe_models("b", ["else"], {})
+    assert set(room.waiting.backlog_s()) == {"m", "other", "else"}
+
+
+def test_models_that_clients_invent_have_no_backlog(room: Room) -> None:
+    room.router.known.observe_models("a", ["m"], {})
+    invented = RequestFacts("invented", "s", 100, [], 64.0)
+    for name in ("a", "b"):
+        room.router.known.gate.mark_busy(name, 8.0)
+    reject = room.waiting.admit(invented, 1.0)
+    assert isinstance(reject, Reject)
+    assert isinstance(room.waiting.enter(invented, reject, 1.0, lambda: None), QueuedRequest)
+    assert room.waiting.backlog_s() == {"m": 0.0}
