@@ -690,8 +690,8 @@ class Settings(Model):
         Option(
             LIMITS,
             "What becomes of a request while every instance is too full for --ttft-slo or "
-            "--tpot-slo. serve: it is placed. refuse: it waits for as long as --ttft-slo, and is "
-            "refused then.",
+            "--tpot-slo. serve: it is placed. refuse: it waits for --ttft-slo at most, or is "
+            "refused at once where that is predicted to be too short.",
             reloadable=True,
         ),
     ] = "serve"
