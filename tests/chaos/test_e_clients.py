@@ -618,7 +618,7 @@ async def test_f152_large_bodies_without_an_answer(rig: Floor, tmp_path: Path) -
 
 async def test_f153_events_for_clients_that_read_nothing(rig: Floor, tmp_path: Path) -> None:
     """Whole events of megabytes wait for them; the other tenant's slow reader is not cut."""
-    size, count = 4 << 20, 32
+    size, count = 4 << 20, 64
     wire = STREAM_HEAD + chunk(event("a")) + chunk(event("z" * size)) + chunk(event("fine"))
 
     async def streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -642,6 +642,6 @@ async def test_f153_events_for_clients_that_read_nothing(rig: Floor, tmp_path: P
             got = await slow.get()
             for connection in (slow, *stalled):
                 connection.writer.transport.abort()
-        assert most <= 2 * BESIDE, f"{most >> 20} MiB beside them"
+        assert most <= 3 * BESIDE, f"{most >> 20} MiB beside them"
         assert (got.is_clean, len(got.body) > size) == (True, True)
     rig.checked += 1
