@@ -31,6 +31,7 @@ WAITING_SHOWN = WAITS_SHOWN = 10
 WORDS_CHARS, OUT_NAMED = 160, 3
 LEAST_REQUESTS, LEAST_TOKENS, HOT = 3, 1000, 2.0
 """An instance stands out by this factor over the median, from so many requests or tokens on."""
+DOUBTFUL = (State.SUSPECT, State.EJECTED, State.PROBING)
 SERVES = (State.HEALTHY, State.SUSPECT)
 Json = dict[str, Any]
 
@@ -138,8 +139,8 @@ class Look:
         overload, of_fleet = self._overload.warning, self._instances.fleet_warning
         texts = [text for text, _ in filter(None, (overload, of_fleet))]
         texts += [fault[0] for log in self._telemetry.logs if (fault := log.fault) is not None]
-        is_out = any(row["state"] in (State.EJECTED, State.PROBING) for row in rows)
-        state = "bad" if not serving else "warn" if is_out or texts else "ok"
+        is_odd = any(row["state"] in DOUBTFUL for row in rows)
+        state = "bad" if not serving else "warn" if is_odd or texts else "ok"
         if self._in_flight.is_draining:
             texts.insert(0, "the proxy drains: it stops once its requests are over")
         return {

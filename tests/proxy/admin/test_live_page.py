@@ -199,6 +199,16 @@ async def test_an_ejected_instance_appears_and_its_change_is_an_event(tmp_path: 
         assert '<span class="word bad">ejected</span>' in page
 
 
+async def test_a_suspect_instance_is_no_healthy_fleet(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 2) as (proxy, _):
+        health = next(iter(proxy.router.known.fleet.members())).health
+        health.probe_failed("it is away", 0.0, is_refused=True)
+        _, found, _ = await get(proxy, "/ui", Accept="application/json")
+        seen = orjson.loads(found)
+        assert sorted(row["state"] for row in seen["instances"]) == ["healthy", "suspect"]
+        assert seen["verdict"]["state"] == "warn"
+
+
 async def test_only_what_has_changed_is_sent(tmp_path: Path) -> None:
     async with proxied(tmp_path, 1) as (proxy, _), viewer(proxy) as (_, event):
         whole, next_one = await event(), await event()
