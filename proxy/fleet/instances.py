@@ -17,6 +17,7 @@ from proxy.core.types import THRESHOLD_FIELDS, FailureKind, Instance
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.client import LENGTH, Upstream
 from proxy.net.upstream.pool import ConnectOptions
+from proxy.net.upstream.response_check import A_HOLLOW
 from proxy.protocol.errors import UpstreamFailure
 from proxy.telemetry.log import Throttle, more
 
@@ -328,7 +329,8 @@ class Instances:
         if member is not None:
             hollow, is_short = member.health.hollow, member.health.short.is_doubted
             is_so = hollow.doubts > 0 or hollow.weight(self.clock.now_s()) > 0
-            why = f"its answers are hollow: {hollow.why}" if is_so else WHY if is_short else None
+            said = f"its answers are hollow: {hollow.why.removeprefix(A_HOLLOW)}"
+            why = said if is_so else WHY if is_short else None
             self.warn(name, "answers", why)
 
     def observe_start(self, name: str, start_s: float | None) -> None:
