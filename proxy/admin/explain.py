@@ -165,7 +165,7 @@ async def told(target: str, request_id: str, token: object) -> Json:
         ):
             body, status = await _bounded(answer), answer.status
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise UnreachableError(f"--target {target}: {_unreachable(error, base)}") from error
+        raise UnreachableError(_unreachable(error, base)) from error
     row = _row(body)
     if status != 200 or row is None:
         raise InputError(f"--target {target}: {_refusal(status, row)}")
@@ -175,7 +175,7 @@ async def told(target: str, request_id: str, token: object) -> Json:
 def _unreachable(error: Exception, base: str) -> str:
     """Why nothing answers, in one line."""
     if not isinstance(error, aiohttp.ClientConnectorError):
-        return str(error) or f"no answer within {ANSWER_S:g} s"
+        return f"--target {base}: {str(error) or f'no answer within {ANSWER_S:g} s'}"
     if isinstance(error, aiohttp.ClientSSLError):
         return f"cannot connect to {base}: TLS: {error.os_error}"
     cause = error.os_error
