@@ -36,6 +36,8 @@ _EACH_ITSELF = "the proxy cannot see which engine has cached what; give each eng
 _MOST_ADDRESSES = 8
 _MOST_TOLD, _SHOWN = 3, 100
 """Differences that a warning names, and characters of each name and value in it."""
+ANSWERS = "answers"
+"""The topic of the warning on hollow or short answers."""
 _KV_THRESHOLD, _SIZE_SERIES = THRESHOLD_FIELDS[0], "vllm:cache_config_info"
 _NONE_UP = "no instance is up: every request is refused"
 _ALL_REST = "every instance that is up is asleep or paused: every request is refused"
@@ -331,7 +333,7 @@ class Instances:
             is_so = hollow.doubts > 0 or hollow.weight(self.clock.now_s()) > 0
             said = f"its answers are hollow: {hollow.why.removeprefix(A_HOLLOW)}"
             why = said if is_so else WHY if is_short else None
-            self.warn(name, "answers", why)
+            self.warn(name, ANSWERS, why)
 
     def observe_start(self, name: str, start_s: float | None) -> None:
         """Note the start time that an instance's process reports, unix seconds."""

@@ -14,7 +14,7 @@ from proxy.core.admission.overload import WINDOW_S
 from proxy.core.fleet.health import State
 from proxy.core.fleet.members import Member
 from proxy.core.placement.alternatives import Alternatives
-from proxy.fleet.instances import Instances
+from proxy.fleet.instances import ANSWERS, Instances
 from proxy.state.in_flight import InFlight
 from proxy.state.overload import OverloadWatch
 from proxy.state.queue import WaitingRoom
@@ -120,7 +120,10 @@ class Look:
             told.append(health.last_error)
         busy = self._known.busy_by_model(name, now_s).values()
         told += [f"busy: {one.check}" for one in busy if one is not None][:1]
-        told += self._instances.warnings.get(name, {}).values()
+        why_hollow = health.hollow.why
+        is_told = bool(why_hollow) and any(why_hollow in one for one in told)
+        warnings = self._instances.warnings.get(name, {})
+        told += [text for topic, text in warnings.items() if topic != ANSWERS or not is_told]
         return "; ".join(told)[:WORDS_CHARS]
 
     def _verdict(self, rows: Sequence[Json], queue: Json, now_s: float) -> Json:

@@ -8,7 +8,7 @@ from tests.support.live_page import SEEN
 
 def test_a_proxy_without_anything_has_a_page() -> None:
     told = page(SEEN)
-    for said in ("f\nl\nw\n", "Instances: none", "Last decisions: none", "Waits: none"):
+    for said in ("healthy: f\nl\nw\n", "Instances: none", "Last decisions: none", "Waits: none"):
         assert said in told
 
 
