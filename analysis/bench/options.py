@@ -42,7 +42,10 @@ def flag(
 
 
 def declare(parser: argparse.ArgumentParser, options: type[Any]) -> None:
-    """Declare the flags of a dataclass, in the order of its fields."""
+    """Declare the flags of a dataclass, in the order of its fields.
+
+    A default of None, or of nothing, is not shown: the text says what holds then.
+    """
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     for one in fields(options):
         found: Flag | None = one.metadata.get("flag")
@@ -53,6 +56,8 @@ def declare(parser: argparse.ArgumentParser, options: type[Any]) -> None:
 def _declare(parser: argparse.ArgumentParser, field_name: str, default: Any, found: Flag) -> None:
     more = {"type": found.read, "help": found.text, **found.more}
     shown = default if found.shown is None else found.shown
+    if shown is None or shown == ():
+        shown = UNSET
     if found.name == "":
         given = {} if shown is MISSING else {"default": shown, "nargs": "?"}
         parser.add_argument(field_name, **{**given, **more})

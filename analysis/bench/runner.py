@@ -67,7 +67,7 @@ class Experiment(Generic[Options]):
         wide = Terminal(width=max(console.width, self.width))
         result = self.perform(options, wide)
         written = []
-        path: Path | None = given.json
+        path: Path | None = vars(given).get("json")
         if path is not None:
             write_json(path, result.document)
             written.append(str(path))

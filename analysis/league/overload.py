@@ -291,12 +291,14 @@ def sentences(summary: Sequence[Mapping[str, Any]]) -> list[str]:
         if not over:
             continue
         first = part[0]["rule"]
+        are_several = len({row["load"] for row in part}) > 1
         own = min([row for row in over if row["rule"] == first], key=lambda row: row["held_ratio"])
         beside = [row for row in over if row["load"] == own["load"]]
         most = max(beside, key=lambda row: row["goodput_per_s"])
+        keeps = f"keeps {own['held_ratio']:.0%} of its best goodput" if are_several else "serves"
         said.append(
-            f"{clients} clients: at load {own['load']:g} {first} keeps {own['held_ratio']:.0%} of "
-            f"its best goodput, {own['goodput_per_s']:.3g} a second; "
+            f"{clients} clients: at load {own['load']:g} {first} {keeps}, "
+            f"{own['goodput_per_s']:.3g} a second; "
             f"{most['rule']} has most, {most['goodput_per_s']:.3g}"
         )
     return said

@@ -64,6 +64,8 @@ STRAGGLER_S = 0.25
 _DIGITS = 9
 """Most digits of a number in a query: `int` refuses one of more than 4300."""
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_NONE_ANSWERED = "no instance has answered yet"
+"""Requests are tried all the same: at the start an instance is taken to be up."""
 _log = logging.getLogger(__name__)
 
 
@@ -156,7 +158,9 @@ class HealthPaths:
         return found
 
     def _none_up(self) -> str:
-        """Why no instance can be used, without what follows from it."""
+        """Why no instance is known to serve, without what follows from it."""
+        if self._instances.known.fleet.usable() and not self._instances.is_serving:
+            return _NONE_ANSWERED
         return self._instances.none_up.partition(":")[0]
 
     async def metrics(self, request: web.Request) -> web.Response:

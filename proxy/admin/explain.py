@@ -165,12 +165,23 @@ async def told(target: str, request_id: str, token: object) -> Json:
         ):
             body, status = await _bounded(answer), answer.status
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        why = str(error) or f"no answer within {ANSWER_S:g} s"
-        raise UnreachableError(f"--target {target}: {why}") from error
+        raise UnreachableError(_unreachable(error, base)) from error
     row = _row(body)
     if status != 200 or row is None:
         raise InputError(f"--target {target}: {_refusal(status, row)}")
     return row
+
+
+def _unreachable(error: Exception, base: str) -> str:
+    """Why nothing answers, in one line."""
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return f"--target {base}: {str(error) or f'no answer within {ANSWER_S:g} s'}"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return f"cannot connect to {base}: TLS: {error.os_error}"
+    cause = error.os_error
+    number = cause.errno or 0  # negative for names that do not resolve
+    reason = os.strerror(number) if number > 0 else cause.strerror or str(cause)
+    return f"cannot connect to {base}: {reason}"
 
 
 async def _bounded(answer: aiohttp.ClientResponse) -> bytes:

@@ -17,6 +17,7 @@ from proxy.core.types import THRESHOLD_FIELDS, FailureKind, Instance
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.client import LENGTH, Upstream
 from proxy.net.upstream.pool import ConnectOptions
+from proxy.net.upstream.response_check import A_HOLLOW
 from proxy.protocol.errors import UpstreamFailure
 from proxy.telemetry.log import Throttle, more
 
@@ -35,6 +36,8 @@ _EACH_ITSELF = "the proxy cannot see which engine has cached what; give each eng
 _MOST_ADDRESSES = 8
 _MOST_TOLD, _SHOWN = 3, 100
 """Differences that a warning names, and characters of each name and value in it."""
+ANSWERS = "answers"
+"""The topic of the warning on hollow or short answers."""
 _KV_THRESHOLD, _SIZE_SERIES = THRESHOLD_FIELDS[0], "vllm:cache_config_info"
 _NONE_UP = "no instance is up: every request is refused"
 _ALL_REST = "every instance that is up is asleep or paused: every request is refused"
@@ -328,8 +331,9 @@ class Instances:
         if member is not None:
             hollow, is_short = member.health.hollow, member.health.short.is_doubted
             is_so = hollow.doubts > 0 or hollow.weight(self.clock.now_s()) > 0
-            why = f"its answers are hollow: {hollow.why}" if is_so else WHY if is_short else None
-            self.warn(name, "answers", why)
+            said = f"its answers are hollow: {hollow.why.removeprefix(A_HOLLOW)}"
+            why = said if is_so else WHY if is_short else None
+            self.warn(name, ANSWERS, why)
 
     def observe_start(self, name: str, start_s: float | None) -> None:
         """Note the start time that an instance's process reports, unix seconds."""

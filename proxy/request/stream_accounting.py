@@ -13,7 +13,7 @@ from proxy.core.types import PLANNED, FailureKind, MoveCause, Outcome, Unmoved
 from proxy.net.server.responses import error_event
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.response import UpstreamResponse
-from proxy.net.upstream.response_check import in_band_error
+from proxy.net.upstream.response_check import A_HOLLOW, in_band_error
 from proxy.protocol.endpoints import ENDED, ENDED_BY_NAME, OFFLOADABLE, Dialect, endpoint_of
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.streams.hollow import ends_hollow, is_short_stream
@@ -322,7 +322,7 @@ class Streaming:
             return
         why = ends_hollow(dialect, scanner.last_events, has_content=scanner.has_content)
         if why is not None:
-            failure = UpstreamFailure(FailureKind.HOLLOW, f"a hollow answer: {why}")
+            failure = UpstreamFailure(FailureKind.HOLLOW, f"{A_HOLLOW}{why}")
             telemetry_record.note_end(record, Outcome.UPSTREAM_ERROR, record.status, failure.detail)
             self._telemetry.failed(record, failure.kind, failure.detail)
             self._blame(self._instance, failure)

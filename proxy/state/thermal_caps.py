@@ -17,6 +17,7 @@ from proxy.core.known.fleet_state import FleetState
 from proxy.core.thermal.fleet_control import EMERGENCY, FleetControl
 from proxy.fleet.thermal_plugin import CapSet
 from proxy.net.timeouts import Clock
+from proxy.protocol.errors import DEFECTS
 
 LOOK_S = 0.25
 TTL_S, RENEW_S = 60.0, 20.0
@@ -93,6 +94,10 @@ class EngineCaps:
         known = self._known[name]
         try:
             result = await self._plugins.set_cap(name, cap, ttl_s=None if cap is None else TTL_S)
+        except DEFECTS:  # nothing that an engine answers may end the periodic tasks
+            if not known.pause_s:
+                _log.exception("instance %s: its cap could not be set", name)
+            result = CapSet(error=f"{name}: its answer could not be read")
         finally:
             known.is_asked = False
         now_s, has_failed = self._clock.now_s(), result.error is not None

@@ -146,9 +146,10 @@ def _load(seen: Json) -> Markup:
     return join((told, tag("ul", *warnings))) if warnings else told
 
 
-def _numbers(seen: Json) -> Markup:
+def numbers(seen: Json) -> list[tuple[str, str, str]]:
+    """The numbers of the page: each one's name, value, and of what it is."""
     of = f"in {seen['seconds']:.0f} s"
-    rows = (
+    return [
         ("requests", f"{seen['requests']}", of),
         ("in flight", f"{seen['in_flight']}", "now"),
         ("first token", seconds(seen["ttft_s"]), f"median; 90 %: {seconds(seen['ttft_p90_s'])}"),
@@ -156,7 +157,10 @@ def _numbers(seen: Json) -> Markup:
         ("offloads", f"{seen['offloads']}", of),
         ("refused", f"{seen['refused']}", f"in {seen['refused_seconds']} s"),
         ("failed", f"{seen['failed']}", of),
-    )
+    ]
+
+
+def _numbers(seen: Json) -> Markup:
     return join(
         tag(
             "div",
@@ -168,7 +172,7 @@ def _numbers(seen: Json) -> Markup:
             ),
             class_="bad" if name in ("refused", "failed") and value != "0" else "plain",
         )
-        for name, value, note in rows
+        for name, value, note in numbers(seen)
     )
 
 

@@ -14,7 +14,7 @@ from proxy.core.admission.overload import WINDOW_S
 from proxy.core.fleet.health import State
 from proxy.core.fleet.members import Member
 from proxy.core.placement.alternatives import Alternatives
-from proxy.fleet.instances import Instances
+from proxy.fleet.instances import ANSWERS, Instances
 from proxy.state.in_flight import InFlight
 from proxy.state.overload import OverloadWatch
 from proxy.state.queue import WaitingRoom
@@ -31,6 +31,7 @@ WAITING_SHOWN = WAITS_SHOWN = 10
 WORDS_CHARS, OUT_NAMED = 160, 3
 LEAST_REQUESTS, LEAST_TOKENS, HOT = 3, 1000, 2.0
 """An instance stands out by this factor over the median, from so many requests or tokens on."""
+DOUBTFUL = (State.SUSPECT, State.EJECTED, State.PROBING)
 SERVES = (State.HEALTHY, State.SUSPECT)
 Json = dict[str, Any]
 
@@ -119,7 +120,10 @@ class Look:
             told.append(health.last_error)
         busy = self._known.busy_by_model(name, now_s).values()
         told += [f"busy: {one.check}" for one in busy if one is not None][:1]
-        told += self._instances.warnings.get(name, {}).values()
+        why_hollow = health.hollow.why
+        is_told = bool(why_hollow) and any(why_hollow in one for one in told)
+        warnings = self._instances.warnings.get(name, {})
+        told += [text for topic, text in warnings.items() if topic != ANSWERS or not is_told]
         return "; ".join(told)[:WORDS_CHARS]
 
     def _verdict(self, rows: Sequence[Json], queue: Json, now_s: float) -> Json:
@@ -138,8 +142,8 @@ class Look:
         overload, of_fleet = self._overload.warning, self._instances.fleet_warning
         texts = [text for text, _ in filter(None, (overload, of_fleet))]
         texts += [fault[0] for log in self._telemetry.logs if (fault := log.fault) is not None]
-        is_out = any(row["state"] in (State.EJECTED, State.PROBING) for row in rows)
-        state = "bad" if not serving else "warn" if is_out or texts else "ok"
+        is_odd = any(row["state"] in DOUBTFUL for row in rows)
+        state = "bad" if not serving else "warn" if is_odd or texts else "ok"
         if self._in_flight.is_draining:
             texts.insert(0, "the proxy drains: it stops once its requests are over")
         return {

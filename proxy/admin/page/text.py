@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.admin.page.html import share
+from proxy.admin.page.html import WORDS, numbers, share
 from proxy.telemetry.explain import decimals, seconds, table, thousands, utc
 from proxy.telemetry.log import printable
 
@@ -16,7 +16,14 @@ def page(seen: Json) -> str:
     verdict, queue = seen["verdict"], seen["queue"]
     blocks = [
         f"{utc(seen['at'])}, cache-proxy {seen['version']}",
-        "\n".join([verdict["fleet"], verdict["load"], *verdict["warnings"]]),
+        "\n".join(
+            [
+                f"{WORDS[verdict['state']]}: {verdict['fleet']}",
+                verdict["load"],
+                *verdict["warnings"],
+            ]
+        ),
+        _block("Numbers", [["what", "value", "of"], *map(list, numbers(seen["numbers"]))]),
         _block("Instances", _instances(seen["instances"])),
         _block("Moves of the last minute", _moves(seen["moves"]["last"])),
         _block("Last decisions", _decisions(seen["decisions"])),

@@ -22,6 +22,7 @@ from proxy.fleet.discovery.base import DiscoveryError, Found, Source
 from proxy.fleet.membership import DISCOVERY, Membership, Verdict
 from proxy.net.addresses import refused
 from proxy.net.timeouts import Clock, Limit
+from proxy.protocol.errors import DEFECTS
 from proxy.telemetry.log import Throttle, more
 from proxy.telemetry.metrics import PREFIX
 
@@ -31,6 +32,9 @@ PAUSE_S, MOST_PAUSE_S = 0.5, 3.0
 """Pause between two connections to a source; each failure in a row doubles it, up to the second."""
 AGAIN_S = 1.0
 """An instance that cannot come yet is offered again after this time."""
+_ODD = "it tells what the proxy cannot take"
+_DEFECTS = (*DEFECTS, OSError, RuntimeError)
+"""Nothing that a source tells may end the periodic tasks, and so the process."""
 _NONE = "it tells no instance that may be used"
 _log = logging.getLogger(__name__)
 
@@ -104,12 +108,13 @@ class Discovery:
         try:
             with Limit(FIRST_S):
                 found = await self._asked[text].source.look()
+            self._told(text, found)
         except TimeoutError:
             self._failed(text, f"no answer in {FIRST_S:g} s")
         except DiscoveryError as error:
             self._failed(text, str(error))
-        else:
-            self._told(text, found)
+        except _DEFECTS as error:
+            self._failed(text, _ODD, error)
 
     async def _follow(self, text: str) -> None:
         pause_s = PAUSE_S
@@ -120,6 +125,9 @@ class Discovery:
             except DiscoveryError as error:
                 self._failed(text, str(error))
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
+            except _DEFECTS as error:
+                self._failed(text, _ODD, error)
+                pause_s = MOST_PAUSE_S
             await asyncio.sleep(pause_s)
 
     async def _offer_again(self) -> None:
@@ -128,14 +136,18 @@ class Discovery:
             if self._has_waiting:
                 self._offer()
 
-    def _failed(self, text: str, why: str) -> None:
-        """Log why what a source told last stays: one line per cause, and now and then again."""
+    def _failed(self, text: str, why: str, defect: Exception | None = None) -> None:
+        """Log why what a source told last stays: one line per cause, and now and then again.
+
+        Of a `defect` the traceback too.
+        """
         asked = self._asked[text]
         asked.fault = why
         suppressed = self._throttle.turn((text, why), self._clock.now_s())
         if suppressed is not None:
             stay = f"the last set of {len(asked.last)} stays" if asked.last else "no instance yet"
-            _log.warning("discovery %s: %s; %s%s", text, why, stay, more(suppressed))
+            said = text, why, stay, more(suppressed)
+            _log.warning("discovery %s: %s; %s%s", *said, exc_info=defect)
 
     def _told(self, text: str, found: Found) -> None:
         """Take what a source tells; where none of it may be used, what it told last stays."""

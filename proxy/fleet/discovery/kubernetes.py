@@ -6,9 +6,10 @@ watch ends after WATCH_S, or when nothing is heard of it for QUIET_S: a connecti
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,10 @@ READ_S = 5.0
 LIST_BYTES = LINE_BYTES = 2 << 20
 """Most bytes of a list, and of one event of a watch."""
 SECRET_BYTES = 64 << 10
+PROVEN_S = 30.0
+"""A set that stays as it is is told so often: it is proven by whatever the watch tells."""
+REST_S, SLICE_S = 0.1, 0.002
+"""Pause before more of a watch is read, and CPU time after which other tasks have their turn."""
 TOKEN, CA = "token", "ca.crt"
 HOST, PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 _TOKEN = re.compile(rb"[!-~]+")
@@ -45,12 +50,16 @@ _MEANS = {
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Limits of time: to connect, of a list and a watch's head, of silence, of a whole watch."""
+    """Limits of time: to connect, of a list and a watch's head, of silence, of a whole watch.
+
+    `tell_s`: pause after a changed set was told, so that the fleet changes at most so often.
+    """
 
     connect_s: float = 5.0
     list_s: float = 10.0
     quiet_s: float = 60.0
     watch_s: float = 300.0
+    tell_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +134,18 @@ class Kubernetes:
         since = f"&resourceVersion={slices.version}" if slices.version else ""
         ends = f"&timeoutSeconds={self._times.watch_s:.0f}"
         path = f"{self._path}&watch=true&allowWatchBookmarks=true{since}{ends}"
-        lines = Lines(LINE_BYTES)
+        lines, loop = Lines(LINE_BYTES), asyncio.get_running_loop()
+        told_s = loop.time()
         try:
             with Limit(self._times.list_s):
                 reply = await self._answer(api, path)
             try:
                 while events := await self._events(reply, lines):
-                    for event in events:
-                        slices.apply(_document(event))
-                    tell(slices.found())
+                    rest_s = REST_S
+                    if await _apply(slices, events) or loop.time() - told_s >= PROVEN_S:
+                        tell(slices.found())
+                        told_s, rest_s = loop.time(), self._times.tell_s
+                    await asyncio.sleep(rest_s)
             finally:
                 reply.close()
         except UpstreamFailure as failure:
@@ -175,6 +187,18 @@ class Kubernetes:
             yield _Connected(upstream, lines)
         finally:
             await upstream.close()
+
+
+async def _apply(slices: Slices, events: Iterable[bytes]) -> bool:
+    """Take events in turns with other tasks; returns whether a slice has changed."""
+    loop, has_changed = asyncio.get_running_loop(), False
+    turn_s = loop.time() + SLICE_S
+    for event in events:
+        has_changed |= slices.apply(_document(event))
+        if loop.time() > turn_s:
+            await asyncio.sleep(0)
+            turn_s = loop.time() + SLICE_S
+    return has_changed
 
 
 def _read(account: Path) -> tuple[bytes, bytes]:

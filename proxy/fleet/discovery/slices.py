@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,11 @@ BOOTSTRAP, SERVES = "bootstrap", ("http", "https")
 """Names of a slice's ports: Mooncake's bootstrap server, and the engine where ports are several."""
 NAME_CHARS = 253
 """Longest name of an object."""
+KINDS: Mapping[str, type[ipaddress.IPv4Address | ipaddress.IPv6Address]] = {
+    "IPv4": ipaddress.IPv4Address,
+    "IPv6": ipaddress.IPv6Address,
+}
+"""Kinds of slices that are read, and of what kind their addresses are."""
 GONE = 410
 """The API does not know the version from which a watch was to go on."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -56,28 +61,35 @@ class Slices:
         meta, items = _of(document, "metadata", dict), _of(document, "items", list)
         if meta.get("continue"):
             raise DiscoveryError("its list is cut into pages")
+        _refuse_many([_size(item) for item in items])
         slices = dict(_read(item) for item in items)
-        _refuse_many(slices.values())
         self._by_name, self.version = slices, _version(meta)
 
-    def apply(self, event: Any) -> None:
-        """Take an event of a watch; raises DiscoveryError, OutdatedError where a list is needed."""
+    def apply(self, event: Any) -> bool:
+        """Take an event of a watch; returns whether a slice has changed.
+
+        Raises DiscoveryError, OutdatedError where a list is needed.
+        """
         what, told = _of(event, "type", str), _of(event, "object", dict)
         if what == "ERROR":
             if told.get("code") == GONE:
                 raise OutdatedError
             said = " ".join(str(told.get("message", "")).split())[:_SAID_CHARS]
             raise DiscoveryError(f"its watch ends with an error {told.get('code')}: {said}")
+        has_changed = False
         if what in ("ADDED", "MODIFIED"):
-            name, new = _read(told)
-            slices = self._by_name | {name: new}
-            _refuse_many(slices.values())
-            self._by_name = slices
+            name = _name(told)
+            others = [len(one.endpoints) for key, one in self._by_name.items() if key != name]
+            _refuse_many([*others, _size(told)])
+            _, new = _read(told)
+            has_changed = self._by_name.get(name) != new
+            self._by_name[name] = new
         elif what == "DELETED":
-            self._by_name.pop(_name(told), None)
+            has_changed = self._by_name.pop(_name(told), None) is not None
         elif what != "BOOKMARK":
             raise DiscoveryError(f"its watch has an event of type {what[:_SAID_CHARS]!r}")
         self.version = _version(_of(told, "metadata", dict)) or self.version
+        return has_changed
 
     def found(self) -> Found:
         """The instances; of an endpoint in several slices the state that is told anywhere.
@@ -85,7 +97,7 @@ class Slices:
         Slices of IPv6 count where none of IPv4 has endpoints: a pod of two kinds is in both.
         """
         slices = [s for s in self._by_name.values() if s.endpoints]
-        kinds = {s.kind for s in slices} & {"IPv4", "IPv6"}
+        kinds = {s.kind for s in slices} & KINDS.keys()
         known = [e for s in slices if s.kind == min(kinds, default="") for e in s.endpoints]
         terminating = {e.spec.name for e in known if e.is_terminating}
         ready = {
@@ -99,12 +111,21 @@ def _read(document: Any) -> tuple[str, _Slice]:
     """A slice and its name."""
     name, kind = _name(document), _of(document, "addressType", str)
     endpoints = document.get("endpoints") or []
-    if kind not in ("IPv4", "IPv6") or not endpoints:
+    if kind not in KINDS or not endpoints:
         return name, _Slice(kind, ())
     if not isinstance(endpoints, list):
         raise _other_form("endpoints")
     scheme, port, bootstrap = _ports(document, name)
-    return name, _Slice(kind, tuple(_endpoint(e, scheme, port, bootstrap) for e in endpoints))
+    found = (_endpoint(e, _host(e, kind), scheme, port, bootstrap) for e in endpoints)
+    return name, _Slice(kind, tuple(found))
+
+
+def _size(document: Any) -> int:
+    """How many endpoints of a slice are to be read."""
+    endpoints, kind = _object(document).get("endpoints"), document.get("addressType")
+    if not isinstance(endpoints, list) or kind not in (*KINDS,):
+        return 0
+    return len(endpoints)
 
 
 def _name(document: Any) -> str:
@@ -133,15 +154,23 @@ def _ports(document: Any, name: str) -> tuple[str, int, int | None]:
     return "https" if is_tls else "http", _number(serving), other
 
 
-def _endpoint(document: Any, scheme: str, port: int, bootstrap: int | None) -> _Endpoint:
-    """An endpoint: named as its pod, or by its address. Without a word on it, it is ready."""
+def _host(document: Any, kind: str) -> str:
+    """The host of an endpoint in a URL. An address with a zone means something on one host only."""
     addresses = _of(document, "addresses", list)
     first = addresses[0] if addresses else None  # Kubernetes: the others have no meaning
     try:
-        address = ipaddress.ip_address(first if isinstance(first, str) else "")
+        address = KINDS[kind](first if isinstance(first, str) else "")
     except ValueError as error:
         raise _other_form("addresses") from error
-    host = f"[{address}]" if address.version == 6 else str(address)
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.scope_id is not None:
+        raise _other_form("addresses")
+    return f"[{address}]"
+
+
+def _endpoint(document: Any, host: str, scheme: str, port: int, bootstrap: int | None) -> _Endpoint:
+    """An endpoint: named as its pod, or by its address. Without a word on it, it is ready."""
     conditions = _object(document.get("conditions") or {})
     target = _object(document.get("targetRef") or {})
     pod = str(target.get("name")) if target.get("kind") == "Pod" else ""
@@ -169,8 +198,8 @@ def _version(meta: dict[str, Any]) -> str:
     return version
 
 
-def _refuse_many(slices: Iterable[_Slice]) -> None:
-    counts = [len(one.endpoints) for one in slices]
+def _refuse_many(counts: Sequence[int]) -> None:
+    """Raise DiscoveryError for too many slices or endpoints; `counts`: endpoints by slice."""
     if len(counts) > MOST_SLICES or sum(counts) > MOST_FOUND:
         raise DiscoveryError(f"it has more than {MOST_SLICES} slices or {MOST_FOUND} endpoints")
 

@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from proxy.net.bus.base import KEPT_MS, READ_AT_ONCE, BusError, Heard
+from proxy.protocol.errors import DEFECTS
 
 SOCKET_S: Final = 0.5
 """Time limit of a connection, and of each read and write."""
@@ -66,7 +67,7 @@ class RedisBus:
             raise BusError(f"no answer within {EXCHANGE_S:g} s") from None
         except (RedisError, OSError) as error:
             raise BusError(_line(error)) from error
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
+        except (*DEFECTS, RecursionError) as error:
             # Of redis-py too, which takes an answer to be one of its server.
             raise BusError(STRANGE) from error
         self._is_clean = True

@@ -21,6 +21,8 @@ from proxy.protocol.streams.sse import (
 BUSY_STATUSES = frozenset({429, 503, 529})
 KEY_STATUSES = frozenset({401, 403})
 ERROR_BODY_BYTES = 65536
+A_HOLLOW = "a hollow answer: "
+"""Begins the detail of a hollow answer; why it is hollow follows."""
 _OK, _REDIRECTIONS, _NOT_MODIFIED, _NOT_FOUND = 200, 300, 304, 404
 _UNASKED, _NO_STREAM = "it is a stream, which was not asked for", "a stream was asked for"
 TOO_LONG_STATUSES = frozenset({400, 413, 422})
@@ -98,7 +100,7 @@ def hollow(
         why = _why_whole(row, reply)
     if why is None:
         return None
-    return UpstreamFailure(FailureKind.HOLLOW, f"a hollow answer: {why}", status=status)
+    return UpstreamFailure(FailureKind.HOLLOW, f"{A_HOLLOW}{why}", status=status)
 
 
 def _other_status(row: Endpoint, status: int, *, has_key: bool) -> UpstreamFailure | None:

@@ -16,6 +16,8 @@ class Asked:
     loads: tuple[float, ...] = flag(numbers, "loads", (0.5, 1.0), name="load")
     think_cap_s: float = flag(positive, "seconds", 60.0, shown=UNSET)
     jobs: int = flag(positive_count, "processes", 1, shown=7)
+    json: Path | None = flag(Path, "rows as JSON", None)
+    only: tuple[str, ...] = flag(numbers, "some of them", ())
     unasked: int = 3
 
 
@@ -32,6 +34,7 @@ def test_flags_are_fields_without_their_unit() -> None:
 
 def test_defaults_are_the_fields_or_what_is_shown_or_what_is_usual() -> None:
     assert _read("t") == Asked(Path("t"), (0.5, 1.0), 60.0, 7)
+    assert (_read("t").json, _read("t").only) == (None, ())
     assert _read("t", think_cap_s=10.0).think_cap_s == 10.0
     assert _read("t", "--think-cap", "5", think_cap_s=10.0).think_cap_s == 5.0
 
@@ -44,6 +47,9 @@ def test_help_names_the_flag_and_its_default(capsys: pytest.CaptureFixture[str])
     assert "loads (default: 0.5,1.0)" in told
     assert "--think-cap THINK_CAP" in told
     assert "unasked" not in told
+    assert "--json JSON" in told
+    assert "default: None" not in told
+    assert "default: ()" not in told
 
 
 @pytest.mark.parametrize("wrong", ["--load ,", "--load 0", "--jobs 0", "--think-cap x"])

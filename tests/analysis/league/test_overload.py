@@ -93,3 +93,8 @@ def test_past_saturation_a_fleet_is_refused_and_late(
     summary = summarise(rows)
     assert max(row["held_ratio"] for row in summary) == 1.0
     assert sentences(summary)[0] in capsys.readouterr().out
+    (alone,) = sentences(
+        summarise([r for r in rows if (r["clients"], r["load"]) == ("patient", 5.0)])
+    )
+    assert "at load 5 cost serves" in alone
+    assert "best goodput" not in alone

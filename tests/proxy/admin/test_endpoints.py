@@ -55,6 +55,19 @@ async def test_probes(tmp_path: Path) -> None:
         assert (await call(proxy, "GET", "/live"))[0] == 200
 
 
+async def test_before_the_first_answer_health_says_so_and_requests_are_tried(
+    tmp_path: Path,
+) -> None:
+    async with proxied(tmp_path, 2) as (proxy, _):
+        for member in proxy.router.known.fleet.members():
+            member.health.was_seen = False
+        status, health = await call(proxy, "GET", "/health")
+        said = "no instance has answered yet"
+        assert (status, health["status"]) == (503, said)
+        assert all(one["is_up"] for one in health["instances"].values())
+        assert await call(proxy, "GET", "/ready") == (503, {"status": said})
+
+
 async def test_health_tells_who_drains(tmp_path: Path) -> None:
     async with proxied(tmp_path, 2) as (proxy, _):
         a, b = (m.instance.name for m in proxy.router.known.fleet.members())

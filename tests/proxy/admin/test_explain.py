@@ -99,7 +99,12 @@ async def test_who_is_no_proxy_is_said(capsys: pytest.CaptureFixture[str]) -> No
         assert "status 404: it is no cache-proxy" in capsys.readouterr().err
     assert await explain("r", "--target", engine.address) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert engine.address in line
+    said = f"cannot connect to {engine.address}: Connection refused"
+    assert line == f"cache-proxy explain: {said}"
+    assert await explain("r", "--target", "http://no-such-host.invalid:8000") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot connect to http://no-such-host.invalid:8000: " in line
+    assert "ssl:" not in line
 
 
 async def test_the_admin_port_is_the_one_to_ask(

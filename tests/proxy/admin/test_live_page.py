@@ -199,6 +199,27 @@ async def test_an_ejected_instance_appears_and_its_change_is_an_event(tmp_path: 
         assert '<span class="word bad">ejected</span>' in page
 
 
+async def test_a_suspect_instance_is_no_healthy_fleet(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 2) as (proxy, _):
+        health = next(iter(proxy.router.known.fleet.members())).health
+        health.probe_failed("it is away", 0.0, is_refused=True)
+        _, found, _ = await get(proxy, "/ui", Accept="application/json")
+        seen = orjson.loads(found)
+        assert sorted(row["state"] for row in seen["instances"]) == ["healthy", "suspect"]
+        assert seen["verdict"]["state"] == "warn"
+
+
+async def test_why_answers_are_hollow_is_said_once(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 2) as (proxy, _):
+        member = next(iter(proxy.router.known.fleet.members()))
+        instances, now_s = proxy.server.state.instances, proxy.server.state.instances.clock.now_s()
+        why = "a hollow answer: finish reason abort"
+        member.health.hollowed("c", why, now_s, is_refusal=False, server="b")
+        instances.note_hollow(member.instance.name)
+        seen = orjson.loads((await get(proxy, "/ui", Accept="application/json"))[1])
+        assert seen["instances"][0]["why"] == f"{why}, and b has served the request"
+
+
 async def test_only_what_has_changed_is_sent(tmp_path: Path) -> None:
     async with proxied(tmp_path, 1) as (proxy, _), viewer(proxy) as (_, event):
         whole, next_one = await event(), await event()

@@ -17,7 +17,7 @@ from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import FleetControl
 from proxy.core.thermal.readings import COOL, HeatLimits, InstanceWork
 from proxy.core.types import Instance, RouterConfig
-from proxy.fleet.thermal_plugin import ThermalPlugins
+from proxy.fleet.thermal_plugin import CapSet, ThermalPlugins
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.client import Upstream
 from proxy.state import thermal_caps
@@ -116,6 +116,41 @@ async def test_an_engine_that_refuses_is_asked_again(
         assert len(said) == 2
         assert "--thermal-token" in said[0]
         assert said[1] == "instance gpu-1: its engine accepts caps again"
+
+
+class Odd:
+    """Answers of an engine that nobody expects."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def set_cap(
+        self, instance: str, cap: int | None, victim: str | None = None, ttl_s: float | None = None
+    ) -> CapSet:
+        self.asked += 1
+        raise ValueError("odd")
+
+
+async def test_an_answer_that_nobody_expects_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(thermal_caps, "FIRST_PAUSE_S", 0.01)
+    router, policy, odd = (
+        Router(FleetState(RouterConfig(prefill_throughput=20_000))),
+        Scripted(),
+        Odd(),
+    )
+    router.known.add(Instance("gpu-1", "http://127.0.0.1:1", None, True))
+    control = FleetControl(lambda own: policy)
+    control.tick("gpu-1", (), InstanceWork(), 0.0)
+    router.known.limit_heat("gpu-1", HeatLimits(cap=2))
+    task = asyncio.create_task(EngineCaps(odd, router.known, control, Clock()).run())
+    await until(lambda: policy.failures >= 2 or task.done())
+    assert not task.done()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert len([r for r in caplog.records if r.exc_info]) == 1
 
 
 async def test_a_cap_that_is_not_wanted_any_more_is_no_failure(

@@ -129,6 +129,38 @@ async def test_a_fence_that_is_narrowed_drains_what_is_outside(discovering: Begi
         await found.becomes("a")
 
 
+class Odd(Told):
+    """A source that may name an address that no URL can have."""
+
+    is_odd = False
+
+    async def look(self) -> Found:
+        found = await super().look()
+        odd = InstanceSpec("odd", "http://[fd00::1%]]:8000")
+        return Found((*found.instances, odd)) if self.is_odd else found
+
+
+@pytest.mark.parametrize("is_odd_first", [False, True])
+async def test_what_the_proxy_cannot_take_ends_nothing(
+    is_odd_first: bool, discovering: Begins, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, before = Odd(A), "" if is_odd_first else "a"
+    source.is_odd = is_odd_first
+    async with discovering({"one": source}) as found:
+        await found.becomes(before)
+        source.is_odd = True
+        source.say(A, B)
+        await until(lambda: found.discovery.faults)
+        assert found.discovery.faults == {"one": "it tells what the proxy cannot take"}
+        assert found.fleet == before, "the last set stays"
+        source.is_odd = False
+        source.say(B)
+        await found.becomes("b")
+    told = [r for r in caplog.records if "cannot take" in r.getMessage()]
+    assert len(told) == 1
+    assert told[0].exc_info is not None
+
+
 async def test_a_cause_is_logged_and_its_end_now_and_then(
     discovering: Begins, caplog: pytest.LogCaptureFixture
 ) -> None:

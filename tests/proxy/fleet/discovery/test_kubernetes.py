@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.support.slices_api import NAMESPACE, SERVICE, SlicesApi, a_slice, acc
 
 AT = DiscoverAt("k8s", NAMESPACE, SERVICE)
 A, B, C = (endpoint(pod, f"10.0.0.{at}") for at, pod in enumerate("abc", 1))
-LONG = Times(list_s=20, quiet_s=60, watch_s=60)
+LONG = Times(list_s=20, quiet_s=60, watch_s=60, tell_s=0.02)
 
 
 @pytest.fixture
@@ -227,6 +228,55 @@ async def test_lines_of_a_watch(
             await found.becomes("a b")
             await until(lambda: not found.discovery.faults)
             await watched(api)
+
+
+async def test_a_set_is_told_when_it_has_changed(api: SlicesApi, home: Path) -> None:
+    api.put(a_slice("s", A))
+    told: list[list[str]] = []
+    of = service(api, home)[str(AT)]
+    task = asyncio.create_task(
+        of.follow(lambda found: told.append([spec.name for spec in found.instances]))
+    )
+    await watched(api)
+    for _ in range(9):
+        api.bookmark()
+    api.put(a_slice("s", A))
+    api.bookmark()
+    await asyncio.sleep(5 * kubernetes.REST_S)
+    assert told == [["a"]]
+    api.put(a_slice("t", B))
+    api.put(a_slice("u", C))
+    await until(lambda: told[-1] == ["a", "b", "c"])
+    api.cut()
+    await task
+
+
+async def test_a_watch_proves_a_set_that_stays(
+    api: SlicesApi, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "PROVEN_S", 0.0)
+    api.put(a_slice("s", A))
+    told: list[list[str]] = []
+    of = service(api, home)[str(AT)]
+    task = asyncio.create_task(
+        of.follow(lambda found: told.append([spec.name for spec in found.instances]))
+    )
+    await watched(api)
+    api.bookmark()
+    await until(lambda: told == [["a"], ["a"]])
+    api.cut()
+    await task
+
+
+async def test_an_address_that_no_url_can_have_ends_nothing(
+    api: SlicesApi, home: Path, discovering: Begins
+) -> None:
+    api.put(a_slice("s", A, B))
+    async with discovering(service(api, home)) as found:
+        await watched(api)
+        api.put(a_slice("t", endpoint("c", "2001:db8::1%]"), kind="IPv6"))
+        await until(partial(fails, found, "another form than Kubernetes': addresses"))
+        assert found.fleet == "a b"
 
 
 async def test_an_empty_list_takes_nothing_away(

@@ -21,6 +21,7 @@ from tests.support.slices_api import HTTP, a_slice, endpoint
 
 AS_WRITTEN = Path(__file__).parent / "data/slices.json"
 """A list with all members that a control plane writes, in its order."""
+GOOD = endpoint("a", "10.0.0.1")
 BOOTSTRAP = {"name": "bootstrap", "port": 8998, "protocol": "TCP"}
 
 
@@ -109,15 +110,34 @@ def test_events() -> None:
     assert slices.version == "12"
 
 
+def test_an_event_says_whether_it_changes_a_slice() -> None:
+    one, mark = a_slice("s", GOOD), {"metadata": {"resourceVersion": "12"}}
+    slices = listed(one)
+    for kind, told, is_news in (
+        ("BOOKMARK", mark, False),
+        ("MODIFIED", one, False),
+        ("MODIFIED", a_slice("s", GOOD, endpoint("b", "10.0.0.2")), True),
+        ("ADDED", a_slice("t"), True),
+        ("DELETED", one, True),
+        ("DELETED", one, False),
+    ):
+        assert slices.apply({"type": kind, "object": told}) is is_news
+
+
+def test_too_many_are_refused_before_one_is_read() -> None:
+    many = a_slice("s", *[{"addresses": ["no address"]}] * (MOST_FOUND + 1))
+    with pytest.raises(DiscoveryError, match="more than 256 slices or 1024 endpoints"):
+        Slices().replace({"metadata": {}, "items": [many]})
+    with pytest.raises(DiscoveryError, match="more than 256 slices or 1024 endpoints"):
+        Slices().apply({"type": "ADDED", "object": many})
+
+
 def test_errors_in_a_watch() -> None:
     gone = {"kind": "Status", "code": 410, "message": "too old resource version"}
     with pytest.raises(OutdatedError):
         listed().apply({"type": "ERROR", "object": gone})
     with pytest.raises(DiscoveryError, match="ends with an error 500: it is broken"):
         listed().apply({"type": "ERROR", "object": {"code": 500, "message": "it is\nbroken"}})
-
-
-GOOD = endpoint("a", "10.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -142,6 +162,12 @@ GOOD = endpoint("a", "10.0.0.1")
         {"metadata": {}, "items": [a_slice("s", {"addresses": []})]},
         {"metadata": {}, "items": [a_slice("s", {"addresses": ["engine.example"]})]},
         {"metadata": {}, "items": [a_slice("s", {"addresses": [7]})]},
+        {"metadata": {}, "items": [a_slice("s", {"addresses": ["fd00::1"]})]},
+        {"metadata": {}, "items": [a_slice("s", GOOD, kind="IPv6")]},
+        *(
+            {"metadata": {}, "items": [a_slice("s", {"addresses": [one]}, kind="IPv6")]}
+            for one in ("fe80::1%eth0", "2001:db8::1%]", "2001:db8::1%]@1", "fd00::1%\n", "::1%a/b")
+        ),
         {"metadata": {}, "items": [a_slice("s" * 254)]},
         {"metadata": {}, "items": [a_slice("s", GOOD | {"conditions": 1})]},
         {"metadata": {}, "items": [a_slice("s") | {"endpoints": 1}]},

@@ -141,6 +141,7 @@ ENTRY = b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n%s\r\n*2\r\n$1\r\nb\r\n$1\r\n
     [
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
         b"\xff\xfe\x00",
+        b"*1\r\n" * 5000,
         b"+OK\r\n+OK\r\n",
         b":5\r\n:6\r\n",
         b"-ERR \x1b[31m\r\n-ERR\r\n",
