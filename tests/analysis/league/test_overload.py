@@ -98,3 +98,18 @@ def test_past_saturation_a_fleet_is_refused_and_late(
     )
     assert "at load 5 cost serves" in alone
     assert "best goodput" not in alone
+
+
+@pytest.mark.figures
+def test_past_saturation_goodput_stays_where_late_requests_are_refused(tmp_path: Path) -> None:
+    """And below it nothing changes."""
+    out, words = tmp_path / "rows.json", "--instances 4 --horizon 60 --load 0.5,1.5,3 --jobs 1"
+    asked = [*words.split(), "--rules", "cost,cost+late", "--clients", "patient"]
+    assert main(["overload", str(SAMPLE), *asked, f"--json={out}"]) == 0
+    rows = orjson.loads(out.read_bytes())["rows"]
+    by = {(row["rule"], row["load"]): row for row in rows}
+    assert by["cost", 0.5] | {"rule": ""} == by["cost+late", 0.5] | {"rule": ""}
+    for load, least in ((1.5, 0.8), (3.0, 0.6)):
+        best = by["cost+late", 0.5]["goodput_per_s"]
+        assert by["cost+late", load]["goodput_per_s"] > least * best
+        assert by["cost", load]["goodput_per_s"] < 0.1 * best
