@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -31,7 +32,12 @@ class RedisServer:
 
     async def start(self) -> None:
         self._begin()
-        await until(self._socket.exists, "the server's socket")
+        await until(self._answers, "the server")
+
+    def _answers(self) -> bool:
+        """Whether it takes connections: its socket is there a moment before."""
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(self._socket)) == 0
 
     def _begin(self) -> None:
         assert SERVER is not None
