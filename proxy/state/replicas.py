@@ -31,6 +31,7 @@ from proxy.core.sharing.journal import Journal
 from proxy.net.bus.base import Bus, BusError, Heard
 from proxy.net.bus.form import BatchError, BatchForm, Decoded, Place, Places
 from proxy.net.timeouts import Clock
+from proxy.protocol.errors import DEFECTS
 from proxy.telemetry.metrics import PREFIX, single
 
 TICK_S: Final = 0.025
@@ -45,6 +46,7 @@ UNECHOED_MAX: Final = 1024
 """Own batches that have not come back; the time of an older one is not known any more."""
 WARNED_MAX: Final = 64
 """Writers of which it was logged what is wrong with their batches."""
+DEFECT: Final = "an error in this proxy, which the log has"
 _RESULTS = ("sent", "failed", "own", "applied", "rows_only", "torn", "form", "range")
 _log = logging.getLogger(__name__)
 
@@ -106,6 +108,22 @@ class Replicas(Collector):
 
     async def tick(self) -> bool:
         """One exchange; returns whether there is more to tell or to hear at once."""
+        try:
+            return await self._tick()
+        except (*DEFECTS, RuntimeError, MemoryError):  # nothing that is told may end the process
+            if DEFECT not in self._warned:
+                self._warned[DEFECT] = None
+                _log.exception("share: an exchange failed")
+            self._fail(DEFECT)
+            self._journal.tell_all()
+            self._settle()
+            return False
+
+    def _fail(self, cause: str) -> None:
+        self._failures += 1
+        self._cause = cause
+
+    async def _tick(self) -> bool:
         now_s = self._clock.now_s()
         if now_s - self._ticked_s > SILENT_S:
             self._others.drop_all(now_s)  # this process was stopped
@@ -116,11 +134,11 @@ class Replicas(Collector):
         try:
             heard = await self._exchange(batch)
         except BusError as error:
-            self._failures += 1
-            self._cause = str(error)
+            self._fail(str(error))
         else:
-            self._failures, self._answered_s = 0, self._clock.now_s()
+            self._answered_s = self._clock.now_s()
             has_more = await self._take(heard, batch)
+            self._failures = 0
         self._settle()
         return has_more
 

@@ -41,10 +41,10 @@ from proxy.core.sharing.batch import (
     Row,
     Turn,
 )
+from proxy.net.bus.base import MOST_BYTES
 from proxy.protocol.prompt.facts import BLOCK_BYTES
 
 FORM: Final = 1
-MOST_BYTES: Final = 1 << 20
 MOST_INSTANCES, MOST_PREFILLS, MOST_OPEN = 1024, 1024, 1 << 16
 START_S: Final = 1.5
 """Two starts of one process differ by less: engines round it, or it is made of an age."""
