@@ -13,7 +13,7 @@ from proxy.core.accounts.lease import Account, Numbers, added, exchanged
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.kvcache.engine_cache import Use
 from proxy.core.kvcache.sessions import Stay
-from proxy.core.latency.model import Times
+from proxy.core.latency.model import Reserved, Times
 from proxy.core.latency.pace import Lately, both_lately
 from proxy.core.sharing.batch import NOTHING, Batch, Course, Event, Prompt, Row, Turn
 from proxy.core.types import RequestFacts
@@ -245,12 +245,14 @@ class Others:
         present = {prefill.key for prefill in row.prefills}
         for key in [key for key in heard.keys if key not in present]:
             times.end_foreign(heard.keys.pop(key), now_s)
+        new: list[Reserved] = []
         for prefill in row.prefills:
             if prefill.key not in heard.keys:
                 self._keys -= 1
                 heard.keys[prefill.key] = self._keys
                 since_s = now_s - prefill.age_s
-                times.reserve_foreign(self._keys, prefill.work_s, prefill.share_s, since_s)
+                new.append((self._keys, prefill.work_s, prefill.share_s, since_s))
+        times.reserve_foreign(new)
 
     def _forget(self, writer: _Writer, name: str, now_s: float) -> None:
         heard = writer.rows.pop(name)

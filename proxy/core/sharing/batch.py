@@ -19,12 +19,17 @@ MOST_HASHES: Final = 1 << 16
 """Hashes of all prompts in a batch, 512 KiB."""
 MOST_EVENTS, MOST_TURNS = 2048, 1024
 """What more there is comes in the next batch."""
+MOST_PREFILLS, ALL_PREFILLS = 64, 4096
+"""Prefills of a row, and of a batch; the later ones of a longer queue are told as one."""
 NOTHING: Final = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 """The numbers of an instance on which a replica has nothing."""
 
 
 class Prefill(NamedTuple):
-    """A reserved prefill. `key`: its writer's, which nobody else reads a meaning into."""
+    """A reserved prefill. `key`: its writer's, which nobody else reads a meaning into.
+
+    The last of a row may stand for several, by the sum of their work; another sum has another key.
+    """
 
     key: tuple[int, int]
     work_s: float

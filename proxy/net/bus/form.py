@@ -29,8 +29,10 @@ from msgspec.msgpack import Decoder, Encoder
 from xxhash import xxh3_64_digest
 
 from proxy.core.sharing.batch import (
+    ALL_PREFILLS,
     MOST_EVENTS,
     MOST_HASHES,
+    MOST_PREFILLS,
     MOST_TURNS,
     NOTHING,
     Batch,
@@ -45,7 +47,7 @@ from proxy.net.bus.base import MOST_BYTES
 from proxy.protocol.prompt.facts import BLOCK_BYTES
 
 FORM: Final = 1
-MOST_INSTANCES, MOST_PREFILLS, MOST_OPEN = 1024, 1024, 1 << 16
+MOST_INSTANCES, MOST_OPEN = 1024, 1 << 16
 START_S: Final = 1.5
 """Two starts of one process differ by less: engines round it, or it is made of an age."""
 BLOCKS: Final = f"xxh3-64 chained over {BLOCK_BYTES} bytes, from model and salt".encode()
@@ -253,7 +255,7 @@ class BatchForm:
         told = _read(_ENVELOPE, data)
         is_readable = told.print == self._print
         names = places.names(told.instances)
-        rows = [_row_of(row, name) for row, name in _named(_section(_ROWS, told.rows), names)]
+        rows = _rows(_section(_ROWS, told.rows), names)
         events: list[Event] = []
         turns: list[Turn] = []
         opens = _read(_OPEN, told.open) if told.open else _Open([], [])
@@ -303,10 +305,12 @@ def _section(decoder: Decoder[list[_T]], data: bytes) -> list[_T]:
     return _read(decoder, data) if data else []
 
 
-def _named(rows: list[_Row], names: list[str | None]) -> list[tuple[_Row, str]]:
-    """Rows with the names of their instances here, without those of unknown ones."""
-    found = [(row, _name(row.at, names)) for row in rows]
-    return [(row, name) for row, name in found if name is not None]
+def _rows(told: list[_Row], names: list[str | None]) -> list[Row]:
+    """Rows of the instances that are known here."""
+    if (count := sum(len(row.prefills) for row in told)) > ALL_PREFILLS:
+        raise BatchError("range", f"{count} prefills, at most {ALL_PREFILLS}")
+    found = [(row, _name(row.at, names)) for row in told]
+    return [_row_of(row, name) for row, name in found if name is not None]
 
 
 def _name(at: int, names: list[str | None]) -> str | None:
@@ -360,7 +364,7 @@ def _is_at(prompt: Prompt | None, at: dict[str, int]) -> bool:
 
 
 def _row(row: Row, at: int) -> _Row:
-    prefills = [_prefill(one) for one in row.prefills[:MOST_PREFILLS]]
+    prefills = [_prefill(one) for one in row.prefills]
     turn_age_s = _span(row.turn_age_s) if math.isfinite(row.turn_age_s) else None
     recent = _span(row.recent), _span(row.recent_s), _span(row.recent_age_s)
     return _Row(at, list(row.numbers), prefills, *recent, turn_age_s)
@@ -368,7 +372,7 @@ def _row(row: Row, at: int) -> _Row:
 
 def _prefill(one: Prefill) -> _Prefill:
     (key, since), work_s, share_s, age_s = one
-    return _Prefill(key, max(0, since), _span(work_s), _span(share_s), _span(age_s))
+    return _Prefill(key, min(10**15, max(0, since)), _span(work_s), _span(share_s), _span(age_s))
 
 
 def _row_of(row: _Row, name: str) -> Row:

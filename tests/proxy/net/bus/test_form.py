@@ -25,7 +25,8 @@ from proxy.core.sharing.batch import (
     Turn,
 )
 from proxy.core.types import Instance, Load, RouterConfig
-from proxy.net.bus.form import FORM, MOST_BYTES, BatchError, BatchForm, Places
+from proxy.net.bus.base import MOST_BYTES
+from proxy.net.bus.form import FORM, BatchError, BatchForm, Places
 
 NAMES = ("e0", "e1", "e2")
 PLACES = Places([(name, f"http://{name}:8000", 1000.0 + n) for n, name in enumerate(NAMES)])
