@@ -32,6 +32,8 @@ from proxy.core.sharing.batch import (
     ALL_PREFILLS,
     MOST_EVENTS,
     MOST_HASHES,
+    MOST_NAME,
+    MOST_OPEN,
     MOST_PREFILLS,
     MOST_TURNS,
     NOTHING,
@@ -47,7 +49,7 @@ from proxy.net.bus.base import MOST_BYTES
 from proxy.protocol.prompt.facts import BLOCK_BYTES
 
 FORM: Final = 1
-MOST_INSTANCES, MOST_OPEN = 1024, 1 << 16
+MOST_INSTANCES: Final = 1024
 START_S: Final = 1.5
 """Two starts of one process differ by less: engines round it, or it is made of an age."""
 BLOCKS: Final = f"xxh3-64 chained over {BLOCK_BYTES} bytes, from model and salt".encode()
@@ -56,13 +58,14 @@ MOST_READ: Final = 64
 _ID_BYTES = 8
 _HASH_BYTES = 8
 _TEXT_BYTES = 1024
-"""Most bytes of a session's or tenant's name; names are shorter."""
+"""Most bytes of what a writer says of itself."""
 _Whole = Annotated[int, Meta(ge=0, le=10**15)]
 _Span = Annotated[float, Meta(ge=0.0, le=1e9)]
 _At = Annotated[int, Meta(ge=-1, lt=MOST_INSTANCES)]
 _Id = Annotated[bytes, Meta(min_length=_ID_BYTES, max_length=_ID_BYTES)]
 _Section = Annotated[bytes, Meta(max_length=MOST_BYTES)]
 _Text = Annotated[bytes, Meta(max_length=_TEXT_BYTES)]
+_Name = Annotated[bytes, Meta(max_length=MOST_NAME)]
 _Opens = Annotated[list[_Whole], Meta(max_length=MOST_OPEN)]
 _T = TypeVar("_T")
 Kind = Literal["torn", "form", "range"]
@@ -127,7 +130,7 @@ class _Prompt(Struct, array_like=True):
     hashes: Annotated[bytes, Meta(max_length=_HASH_BYTES * MOST_HASHES)]
     block_tokens: Annotated[float, Meta(ge=1.0, le=1e6)]
     tokens: _Whole
-    tenant: _Text
+    tenant: _Name
 
 
 class _Event(Struct, array_like=True):
@@ -139,11 +142,11 @@ class _Event(Struct, array_like=True):
 
 class _Turn(Struct, array_like=True):
     number: _Whole
-    key: _Text
+    key: _Name
     at: _At
     tokens: _Whole | None
     shared_tokens: _Whole
-    tenant: _Text
+    tenant: _Name
 
 
 class _Open(Struct, array_like=True):
@@ -225,8 +228,8 @@ class BatchForm:
         at = {name: index for index, (name, _) in enumerate(named)}
         writer = int(batch.writer, 16).to_bytes(_ID_BYTES, "big")
         opens = _Open(list(batch.uses[:MOST_OPEN]), list(batch.running[:MOST_OPEN]))
-        events = [_event(event, at) for event in batch.events if _is_at(event.prompt, at)]
-        turns = [_turn(turn, at) for turn in batch.turns if not turn.name or turn.name in at]
+        events = [_event(event, at) for event in batch.events if _is_told(event.prompt, at)]
+        turns = [_turn(turn, at) for turn in batch.turns if _is_turn_told(turn, at)]
         envelope = _Envelope(
             f=FORM,
             writer=writer,
@@ -359,8 +362,16 @@ def _turns(told: list[_Turn], names: list[str | None]) -> list[Turn]:
     return found
 
 
-def _is_at(prompt: Prompt | None, at: dict[str, int]) -> bool:
-    return prompt is None or prompt.name in at
+def _is_told(prompt: Prompt | None, at: dict[str, int]) -> bool:
+    return prompt is None or (prompt.name in at and _is_short(prompt.tenant))
+
+
+def _is_turn_told(turn: Turn, at: dict[str, int]) -> bool:
+    return (not turn.name or turn.name in at) and _is_short(turn.key) and _is_short(turn.tenant)
+
+
+def _is_short(name: str) -> bool:
+    return len(name) <= MOST_NAME // 4 or len(_bytes(name)) <= MOST_NAME
 
 
 def _row(row: Row, at: int) -> _Row:
