@@ -21,7 +21,7 @@ from proxy import __version__
 from proxy.admin.auth import Denials, Handler, audited
 from proxy.admin.batch import BATCH, Batch
 from proxy.admin.busy_threshold import BusyThreshold
-from proxy.admin.endpoints import FleetPaths, HealthPaths, ModelsPath
+from proxy.admin.endpoints import FleetPaths, HealthPaths, MayFail, ModelsPath
 from proxy.admin.live_page import LivePage
 from proxy.admin.page.snapshot import Look
 from proxy.admin.replicas import ReplicasPath
@@ -145,12 +145,15 @@ class Routes:
     ) -> None:
         instances, options = state.instances, state.options
         self._state, self._is_replaced = state, is_replaced
+        parts: list[MayFail] = list(state.telemetry.logs)
+        if state.replicas is not None:
+            parts.append(state.replicas)
         self._health = HealthPaths(
             instances,
             state.in_flight,
             state.exposition,
             state.overload,
-            (*state.telemetry.logs, discovery),
+            (*parts, discovery),
             lambda: reloader.last,
         )
         self._fleet = FleetPaths(
@@ -161,7 +164,8 @@ class Routes:
             state.router.view_of,
             state.thermal,
         )
-        look = Look(instances, state.telemetry, state.waiting, state.in_flight, state.overload)
+        waiting, overload = state.waiting, state.overload
+        look = Look(instances, state.telemetry, waiting, state.in_flight, overload, parts)
         self.page = LivePage(
             look.snapshot,
             state.in_flight,

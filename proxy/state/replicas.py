@@ -93,6 +93,8 @@ class Replicas(Collector):
         """When other tasks have a turn, by the loop's clock."""
         self._failures = 0
         self._cause = ""
+        self._since_s = 0.0
+        """When the state changed last."""
         self._warned: OrderedDict[str, None] = OrderedDict()
         router.share(self._journal)
 
@@ -268,15 +270,22 @@ class Replicas(Collector):
         if state is self.state:
             return
         self._is_stale |= self.state is State.SHARED
-        self.state = state
+        self.state, self._since_s = state, now_s
         told = {
-            State.ALONE: f"alone: {self._cause or 'no answer'}",
+            State.ALONE: f"alone: {self._cause}",
             State.JOINING: "joining",
             State.SHARED: "shared",
         }
         _log.log(
             logging.WARNING if state is State.ALONE else logging.INFO, "share: %s", told[state]
         )
+
+    @property
+    def fault(self) -> tuple[str, float] | None:
+        """Why it is alone, and since when in unix seconds; None where it is not."""
+        if self.state is not State.ALONE:
+            return None
+        return f"share: alone: {self._cause}", self._clock.unix(self._since_s)
 
     def _is_unanswered(self, now_s: float) -> bool:
         return now_s - self._answered_s > SILENT_S

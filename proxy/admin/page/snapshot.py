@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from proxy import __version__
+from proxy.admin.endpoints import MayFail
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.admission.overload import WINDOW_S
 from proxy.core.fleet.health import State
@@ -36,7 +37,7 @@ Json = dict[str, Any]
 
 
 class Look:
-    """Looks at what the proxy has in memory, and changes nothing."""
+    """Looks at what the proxy has in memory, and changes nothing; `parts`: what may fail alone."""
 
     def __init__(
         self,
@@ -45,10 +46,11 @@ class Look:
         waiting: WaitingRoom,
         in_flight: InFlight,
         overload: OverloadWatch,
+        parts: Sequence[MayFail],
     ) -> None:
         self._instances, self._known, self._clock = instances, instances.known, instances.clock
         self._telemetry, self._waiting = telemetry, waiting
-        self._in_flight, self._overload = in_flight, overload
+        self._in_flight, self._overload, self._parts = in_flight, overload, parts
         self._said: dict[int, tuple[RequestRecord, Json]] = {}
         """What is said of the last decisions that are over, by their records' identity."""
 
@@ -137,7 +139,7 @@ class Look:
             waits = f"{count} {verb}, longest {seconds(longest_s)}"
         overload, of_fleet = self._overload.warning, self._instances.fleet_warning
         texts = [text for text, _ in filter(None, (overload, of_fleet))]
-        texts += [fault[0] for log in self._telemetry.logs if (fault := log.fault) is not None]
+        texts += [fault[0] for part in self._parts if (fault := part.fault) is not None]
         is_out = any(row["state"] in (State.EJECTED, State.PROBING) for row in rows)
         state = "bad" if not serving else "warn" if is_out or texts else "ok"
         if self._in_flight.is_draining:

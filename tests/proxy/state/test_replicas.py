@@ -104,9 +104,11 @@ async def test_without_a_bus_a_replica_is_alone_and_whole_once_it_is_back(
     lease = world.known[1].ledger.open(world.known[1].ledger.charge(ENGINE, Phase.DECODE, 70))
     await world.go_on(SILENT_S + 0.5)
     assert (first.state, world.foreign(0)) == (State.ALONE, 0)
+    assert first.fault is not None
+    assert first.fault[0] == "share: alone: gone away"
     log.error = ""
     await world.go_on(0.1)
-    assert (first.state, world.foreign(0)) == (State.SHARED, 70)
+    assert (first.state, world.foreign(0), first.fault) == (State.SHARED, 70, None)
     lease.close()
     said = [r.message for r in caplog.records if r.name == "proxy.state.replicas"]
     assert [line for line in said if "alone" in line] == ["share: alone: gone away"] * 2
