@@ -21,7 +21,7 @@ from proxy import __version__
 from proxy.admin.auth import Denials, Handler, audited
 from proxy.admin.batch import BATCH, Batch
 from proxy.admin.busy_threshold import BusyThreshold
-from proxy.admin.endpoints import FleetPaths, HealthPaths, MayFail, ModelsPath
+from proxy.admin.endpoints import FleetPaths, HealthPaths, ModelsPath
 from proxy.admin.live_page import LivePage
 from proxy.admin.page.snapshot import Look
 from proxy.admin.replicas import ReplicasPath
@@ -68,6 +68,7 @@ from proxy.request.large_bodies import LargeBodies
 from proxy.request.relay import EVENTS_BYTES
 from proxy.state.proxy_state import ProxyState
 from proxy.state.replicas import Replicas
+from proxy.telemetry.request_log import MayFail
 
 
 async def _sign(request: web.Request, response: web.StreamResponse) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 
 from proxy import __version__
-from proxy.admin.endpoints import MayFail
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.admission.overload import WINDOW_S
 from proxy.core.fleet.health import State
@@ -21,7 +20,7 @@ from proxy.state.overload import OverloadWatch
 from proxy.state.queue import WaitingRoom
 from proxy.telemetry.explain import Explained, seconds, utc
 from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.request_log import record_json
+from proxy.telemetry.request_log import MayFail, record_json
 from proxy.telemetry.requests import DECISIONS_KEPT, REFUSED_KEPT, RequestTelemetry
 
 MINUTE_S, DAY_S = 60.0, 86_400.0
