@@ -16,6 +16,7 @@ import logging
 import math
 import random
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from enum import IntEnum
@@ -90,7 +91,7 @@ class Replicas(Collector):
         self._is_stale = False
         """What others have told holds no longer."""
         self._slice_s = 0.0
-        """When other tasks have a turn, by the loop's clock."""
+        """When other tasks have a turn; the loop's own clock stands still until then."""
         self._failures = 0
         self._cause = ""
         self._since_s = 0.0
@@ -193,11 +194,10 @@ class Replicas(Collector):
 
     async def _in_turns(self, steps: Steps) -> None:
         """Do work in steps, in turns with other tasks."""
-        loop = asyncio.get_running_loop()
         for _ in steps:
-            if loop.time() > self._slice_s:
+            if time.monotonic() > self._slice_s:
                 await asyncio.sleep(0)
-                self._slice_s = loop.time() + SLICE_S
+                self._slice_s = time.monotonic() + SLICE_S
 
     def _reset(self) -> None:
         """The own batch has not come back: the log is another one than that of the position."""
