@@ -183,11 +183,13 @@ class Replicas(Collector):
     async def _take(self, heard: Heard, sent: Batch | None) -> bool:
         """Take in what was heard; returns whether there is more.
 
-        As long as older batches are read, their rows say what is over.
+        As long as batches are read from a time when this replica did not listen, their rows say
+        what is over.
         """
         places = self._places()
+        has_rows = heard.is_all or self._clock.now_s() - self._echoed_s <= SILENT_S
         for data in heard.batches:
-            await self._in_turns(self._apply(data, places, has_rows=heard.is_all))
+            await self._in_turns(self._apply(data, places, has_rows=has_rows))
         if heard.is_all and sent is not None and sent.number in self._sent_s:
             self._reset()
         return not heard.is_all or self._journal.has_more

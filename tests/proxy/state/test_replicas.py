@@ -229,6 +229,21 @@ async def test_rows_of_a_backlog_are_over_and_its_sessions_are_not(world: World)
     assert world.foreign(1) == READ_AT_ONCE
 
 
+async def test_rows_of_many_at_once_all_count(world: World) -> None:
+    count = READ_AT_ONCE + 4
+    for _ in range(count):
+        world.add()
+    for round_ in range(8):
+        world.now_s += TICK_S
+        if round_ == 7:
+            for known in world.known[1:]:
+                known.ledger.open(known.ledger.charge(ENGINE, Phase.DECODE, 10))
+        for replica in reversed(world.replicas):
+            while await replica.tick():
+                pass
+    assert world.foreign(0) == 10 * (count - 1)
+
+
 async def test_what_cannot_be_read_is_counted_and_said_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
