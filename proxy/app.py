@@ -68,6 +68,7 @@ from proxy.request.large_bodies import LargeBodies
 from proxy.request.relay import EVENTS_BYTES
 from proxy.state.proxy_state import ProxyState
 from proxy.state.replicas import Replicas
+from proxy.telemetry.request_log import MayFail
 
 
 async def _sign(request: web.Request, response: web.StreamResponse) -> None:
@@ -145,12 +146,15 @@ class Routes:
     ) -> None:
         instances, options = state.instances, state.options
         self._state, self._is_replaced = state, is_replaced
+        parts: list[MayFail] = list(state.telemetry.logs)
+        if state.replicas is not None:
+            parts.append(state.replicas)
         self._health = HealthPaths(
             instances,
             state.in_flight,
             state.exposition,
             state.overload,
-            (*state.telemetry.logs, discovery),
+            (*parts, discovery),
             lambda: reloader.last,
         )
         self._fleet = FleetPaths(
@@ -161,7 +165,8 @@ class Routes:
             state.router.view_of,
             state.thermal,
         )
-        look = Look(instances, state.telemetry, state.waiting, state.in_flight, state.overload)
+        waiting, overload = state.waiting, state.overload
+        look = Look(instances, state.telemetry, waiting, state.in_flight, overload, parts)
         self.page = LivePage(
             look.snapshot,
             state.in_flight,

@@ -131,6 +131,7 @@ CASES: dict[str, tuple[dict[str, Change], dict[str, Change]]] = {
         {'cache_proxy_discovery_age_seconds{source="k8s://a/b"}': (181.0, 181.0)},
         {'cache_proxy_discovery_age_seconds{source="k8s://a/b"}': (179.0, 179.0)},
     ),
+    "CacheProxyShareAlone": (one("share_state", 0), one("share_state", 1)),
     "CacheProxyThresholdWithoutEffect": (
         steady("threshold_without_effect", a=1),
         steady("threshold_without_effect", a=0),

@@ -7,7 +7,6 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import asdict
-from typing import Protocol
 
 import orjson
 from aiohttp import web
@@ -50,7 +49,7 @@ from proxy.state.thermal import ThermalControl
 from proxy.telemetry.log import printable_json
 from proxy.telemetry.metrics import Exposition
 from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.request_log import record_json
+from proxy.telemetry.request_log import MayFail, record_json
 from proxy.telemetry.requests import DECISIONS_KEPT, REFUSED_KEPT, not_kept
 
 MODELS_TIMEOUT_S = 2.0
@@ -67,14 +66,6 @@ EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NONE_ANSWERED = "no instance has answered yet"
 """Requests are tried all the same: at the start an instance is taken to be up."""
 _log = logging.getLogger(__name__)
-
-
-class MayFail(Protocol):
-    """A part that goes on without what it cannot do."""
-
-    @property
-    def fault(self) -> tuple[str, float] | None:
-        """What it cannot do, and since when in unix seconds; None if all is well."""
 
 
 class HealthPaths:

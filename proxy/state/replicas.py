@@ -16,6 +16,7 @@ import logging
 import math
 import random
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from enum import IntEnum
@@ -25,18 +26,19 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from proxy.core.routing.router import Router
-from proxy.core.sharing.apply import SILENT_S, Others
+from proxy.core.sharing.apply import SILENT_S, Others, Steps
 from proxy.core.sharing.batch import Batch
 from proxy.core.sharing.journal import Journal
 from proxy.net.bus.base import Bus, BusError, Heard
 from proxy.net.bus.form import BatchError, BatchForm, Decoded, Place, Places
 from proxy.net.timeouts import Clock
+from proxy.protocol.errors import DEFECTS
 from proxy.telemetry.metrics import PREFIX, single
 
 TICK_S: Final = 0.025
 QUIET_TICK_S, QUIET_S = 0.1, 1.0
 """The tick once nothing has changed for QUIET_S."""
-SLICE_S: Final = 0.002
+SLICE_S: Final = 0.001
 """After so much time other tasks have a turn, while much is taken in."""
 RETRY_S, RETRY_MOST_S = 0.05, 2.0
 LEAVE_S: Final = 1.0
@@ -45,6 +47,7 @@ UNECHOED_MAX: Final = 1024
 """Own batches that have not come back; the time of an older one is not known any more."""
 WARNED_MAX: Final = 64
 """Writers of which it was logged what is wrong with their batches."""
+DEFECT: Final = "an error in this proxy, which the log has"
 _RESULTS = ("sent", "failed", "own", "applied", "rows_only", "torn", "form", "range")
 _log = logging.getLogger(__name__)
 
@@ -85,8 +88,14 @@ class Replicas(Collector):
         """When the last own batch that came back was sent."""
         self._placed: list[Place] = []
         self._at = Places(())
+        self._is_stale = False
+        """What others have told holds no longer."""
+        self._slice_s = 0.0
+        """When other tasks have a turn; the loop's own clock stands still until then."""
         self._failures = 0
         self._cause = ""
+        self._since_s = 0.0
+        """When the state changed last."""
         self._warned: OrderedDict[str, None] = OrderedDict()
         router.share(self._journal)
 
@@ -106,22 +115,39 @@ class Replicas(Collector):
 
     async def tick(self) -> bool:
         """One exchange; returns whether there is more to tell or to hear at once."""
+        try:
+            return await self._tick()
+        except (*DEFECTS, RuntimeError, MemoryError):  # nothing that is told may end the process
+            if DEFECT not in self._warned:
+                self._warned[DEFECT] = None
+                _log.exception("share: an exchange failed")
+            self._fail(DEFECT)
+            self._journal.tell_all()
+            self._know_state(self._clock.now_s())
+            return False
+
+    def _fail(self, cause: str) -> None:
+        self._failures += 1
+        self._cause = cause
+
+    async def _tick(self) -> bool:
         now_s = self._clock.now_s()
         if now_s - self._ticked_s > SILENT_S:
-            self._others.drop_all(now_s)  # this process was stopped
+            self._is_stale = True  # this process was stopped
             self._journal.tell_all()
+        await self._drop_stale()
         self._ticked_s = now_s
         batch = self._journal.batch(now_s)
         has_more = False
         try:
             heard = await self._exchange(batch)
         except BusError as error:
-            self._failures += 1
-            self._cause = str(error)
+            self._fail(str(error))
         else:
-            self._failures, self._answered_s = 0, self._clock.now_s()
+            self._answered_s = self._clock.now_s()
             has_more = await self._take(heard, batch)
-        self._settle()
+            self._failures = 0
+        await self._settle()
         return has_more
 
     async def _exchange(self, batch: Batch | None) -> Heard:
@@ -157,18 +183,23 @@ class Replicas(Collector):
     async def _take(self, heard: Heard, sent: Batch | None) -> bool:
         """Take in what was heard; returns whether there is more.
 
-        As long as older batches are read, their rows say what is over.
+        As long as batches are read from a time when this replica did not listen, their rows say
+        what is over.
         """
-        places, loop = self._places(), asyncio.get_running_loop()
-        slice_s = loop.time() + SLICE_S
+        places = self._places()
+        has_rows = heard.is_all or self._clock.now_s() - self._echoed_s <= SILENT_S
         for data in heard.batches:
-            self._apply(data, places, has_rows=heard.is_all)
-            if loop.time() > slice_s:
-                await asyncio.sleep(0)
-                slice_s = loop.time() + SLICE_S
+            await self._in_turns(self._apply(data, places, has_rows=has_rows))
         if heard.is_all and sent is not None and sent.number in self._sent_s:
             self._reset()
         return not heard.is_all or self._journal.has_more
+
+    async def _in_turns(self, steps: Steps) -> None:
+        """Do work in steps, in turns with other tasks."""
+        for _ in steps:
+            if time.monotonic() > self._slice_s:
+                await asyncio.sleep(0)
+                self._slice_s = time.monotonic() + SLICE_S
 
     def _reset(self) -> None:
         """The own batch has not come back: the log is another one than that of the position."""
@@ -177,7 +208,8 @@ class Replicas(Collector):
         self._bus.start_again()
         self._journal.tell_all()
 
-    def _apply(self, data: bytes, places: Places, *, has_rows: bool) -> None:
+    def _apply(self, data: bytes, places: Places, *, has_rows: bool) -> Steps:
+        yield  # decoding is a step of its own
         now_s = self._clock.now_s()
         try:
             decoded = self._form.decode(data, places)
@@ -197,7 +229,8 @@ class Replicas(Collector):
             self._changed_s = now_s
         if not has_rows:
             batch = batch._replace(rows=(), is_whole=False)
-        self._others.apply(batch, now_s)
+        yield
+        yield from self._others.steps(batch, now_s)
 
     def _note(self, decoded: Decoded) -> None:
         writer = decoded.batch.writer
@@ -214,13 +247,22 @@ class Replicas(Collector):
             if len(self._warned) > WARNED_MAX:
                 self._warned.popitem(last=False)
 
-    def _settle(self) -> None:
+    async def _drop_stale(self) -> None:
+        if self._is_stale:
+            await self._in_turns(self._others.drop_all(self._clock.now_s()))
+            self._is_stale = False
+
+    async def _settle(self) -> None:
         """Drop who is silent, and say so where the state has changed."""
         now_s = self._clock.now_s()
-        self._others.expire(now_s)
+        await self._in_turns(self._others.drop_silent(now_s))
         if len(self.about) > self._others.writers:
             heard = {name for name, *_ in self._others.heard(now_s)}
             self.about = {name: about for name, about in self.about.items() if name in heard}
+        self._know_state(now_s)
+        await self._drop_stale()
+
+    def _know_state(self, now_s: float) -> None:
         if now_s - self._echoed_s <= SILENT_S:
             state = State.SHARED
         elif self._failures and (self.state is not State.JOINING or self._is_unanswered(now_s)):
@@ -229,17 +271,23 @@ class Replicas(Collector):
             state = State.JOINING
         if state is self.state:
             return
-        if self.state is State.SHARED:
-            self._others.drop_all(now_s)
-        self.state = state
+        self._is_stale |= self.state is State.SHARED
+        self.state, self._since_s = state, now_s
         told = {
-            State.ALONE: f"alone: {self._cause or 'no answer'}",
+            State.ALONE: f"alone: {self._cause}",
             State.JOINING: "joining",
             State.SHARED: "shared",
         }
         _log.log(
             logging.WARNING if state is State.ALONE else logging.INFO, "share: %s", told[state]
         )
+
+    @property
+    def fault(self) -> tuple[str, float] | None:
+        """Why it is alone, and since when in unix seconds; None where it is not."""
+        if self.state is not State.ALONE:
+            return None
+        return f"share: alone: {self._cause}", self._clock.unix(self._since_s)
 
     def _is_unanswered(self, now_s: float) -> bool:
         return now_s - self._answered_s > SILENT_S

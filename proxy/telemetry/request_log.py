@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import orjson
 
@@ -54,6 +55,14 @@ def record_json(record: RequestRecord, candidates: int = MOST_KEPT) -> bytes:
         raise TypeError(type(value).__name__)
 
     return printable_json(orjson.dumps(record, default=rows))
+
+
+class MayFail(Protocol):
+    """A part that goes on without what it cannot do."""
+
+    @property
+    def fault(self) -> tuple[str, float] | None:
+        """What it cannot do, and since when in unix seconds; None if all is well."""
 
 
 class RecordSink(ABC):

@@ -30,6 +30,16 @@ def state(proxy: ServedProxy) -> State:
     return replicas.state
 
 
+async def warnings(proxy: ServedProxy) -> list[str]:
+    """What /health and /ui warn of alike."""
+    async with proxy.http.get("/health") as response:
+        health = [warning["text"] for warning in (await response.json())["warnings"]]
+    async with proxy.http.get("/ui", headers={"Accept": "application/json"}) as response:
+        page = (await response.json())["verdict"]["warnings"]
+    assert health == page
+    return health
+
+
 def foreign(proxy: ServedProxy) -> float:
     names = [m.instance.name for m in proxy.router.known.fleet.members()]
     return sum(proxy.metric("foreign_tokens", upstream=name) for name in names)
@@ -140,8 +150,10 @@ async def test_a_proxy_starts_alone_and_joins_once_there_is_a_server(tmp_path: P
     async with replicas(tmp_path, server, 1) as (one,):
         assert (await one.post(chat("nobody is there"))).status == 200
         await until(lambda: state(one) is State.ALONE, "alone")
+        assert [text for text in await warnings(one) if text.startswith("share: alone: Error")]
         async with server:
             await shared(one)
+            assert not await warnings(one)
             async with one.http.get("/replicas") as response:
                 told = await response.json()
         assert (told["state"], told["others"]) == ("shared", [])

@@ -20,7 +20,7 @@ from proxy.state.overload import OverloadWatch
 from proxy.state.queue import WaitingRoom
 from proxy.telemetry.explain import Explained, seconds, utc
 from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.request_log import record_json
+from proxy.telemetry.request_log import MayFail, record_json
 from proxy.telemetry.requests import DECISIONS_KEPT, REFUSED_KEPT, RequestTelemetry
 
 MINUTE_S, DAY_S = 60.0, 86_400.0
@@ -37,7 +37,7 @@ Json = dict[str, Any]
 
 
 class Look:
-    """Looks at what the proxy has in memory, and changes nothing."""
+    """Looks at what the proxy has in memory, and changes nothing; `parts`: what may fail alone."""
 
     def __init__(
         self,
@@ -46,10 +46,11 @@ class Look:
         waiting: WaitingRoom,
         in_flight: InFlight,
         overload: OverloadWatch,
+        parts: Sequence[MayFail],
     ) -> None:
         self._instances, self._known, self._clock = instances, instances.known, instances.clock
         self._telemetry, self._waiting = telemetry, waiting
-        self._in_flight, self._overload = in_flight, overload
+        self._in_flight, self._overload, self._parts = in_flight, overload, parts
         self._said: dict[int, tuple[RequestRecord, Json]] = {}
         """What is said of the last decisions that are over, by their records' identity."""
 
@@ -141,7 +142,7 @@ class Look:
             waits = f"{count} {verb}, longest {seconds(longest_s)}"
         overload, of_fleet = self._overload.warning, self._instances.fleet_warning
         texts = [text for text, _ in filter(None, (overload, of_fleet))]
-        texts += [fault[0] for log in self._telemetry.logs if (fault := log.fault) is not None]
+        texts += [fault[0] for part in self._parts if (fault := part.fault) is not None]
         is_odd = any(row["state"] in DOUBTFUL for row in rows)
         state = "bad" if not serving else "warn" if is_odd or texts else "ok"
         if self._in_flight.is_draining:

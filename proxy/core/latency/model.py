@@ -324,14 +324,17 @@ class Times:
         if not any(key > 0 and self._shares[key][1] <= since_s for key in self.pending):
             self._turn_s = now_s
 
-    def reserve_foreign(self, key: int, work_s: float, share_s: float, since_s: float) -> None:
-        """Reserve a prefill of another replica, in its place by age; its `key` is negative."""
+    def reserve_foreign(self, reserved: Sequence[Reserved]) -> None:
+        """Reserve prefills of other replicas, in their places by age; their keys are negative."""
+        if not reserved:
+            return
         self._pace = None
-        self.pending[key], self._shares[key] = work_s, (share_s, since_s)
+        for key, work_s, share_s, since_s in reserved:
+            self.pending[key], self._shares[key] = work_s, (share_s, since_s)
+            self.busy_until_s = max(since_s, self.busy_until_s) + work_s
         self.pending = {
             each: self.pending[each] for each in sorted(self.pending, key=self._since_s)
         }
-        self.busy_until_s = max(since_s, self.busy_until_s) + work_s
 
     def _since_s(self, key: int) -> float:
         return self._shares[key][1]

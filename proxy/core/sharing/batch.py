@@ -15,16 +15,25 @@ from typing import Final, NamedTuple
 
 from proxy.core.accounts.lease import Numbers
 
-MOST_HASHES: Final = 1 << 16
-"""Hashes of all prompts in a batch, 512 KiB."""
-MOST_EVENTS, MOST_TURNS = 2048, 1024
+MOST_HASHES: Final = 1 << 14
+"""Hashes of all prompts in a batch, 128 KiB; of a longer prompt the first ones are told."""
+MOST_EVENTS, MOST_TURNS = 512, 256
 """What more there is comes in the next batch."""
+MOST_OPEN: Final = 1 << 13
+"""Uses, and turns, of one replica that are open."""
+MOST_NAME: Final = 256
+"""Bytes of a session's or tenant's name; what has a longer one is not told."""
+MOST_PREFILLS, ALL_PREFILLS = 64, 2048
+"""Prefills of a row, and of a batch; the later ones of a longer queue are told as one."""
 NOTHING: Final = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 """The numbers of an instance on which a replica has nothing."""
 
 
 class Prefill(NamedTuple):
-    """A reserved prefill. `key`: its writer's, which nobody else reads a meaning into."""
+    """A reserved prefill. `key`: its writer's, which nobody else reads a meaning into.
+
+    The last of a row may stand for several, by the sum of their work; another sum has another key.
+    """
 
     key: tuple[int, int]
     work_s: float

@@ -17,8 +17,10 @@ from proxy.core.kvcache.engine_cache import Use
 from proxy.core.kvcache.sessions import MARK, Stay
 from proxy.core.latency.model import Reserved
 from proxy.core.sharing.batch import (
+    ALL_PREFILLS,
     MOST_EVENTS,
     MOST_HASHES,
+    MOST_PREFILLS,
     MOST_TURNS,
     Batch,
     Course,
@@ -127,11 +129,13 @@ class Journal:
             self._whole_s = now_s
         rows: list[Row] = []
         told: dict[str, _Told] = {}
-        for state in self._states:
+        states = list(self._states)
+        most = max(1, min(MOST_PREFILLS, ALL_PREFILLS // max(1, len(states))))
+        for state in states:
             new, last = _now(state), self._told.get(state.name)
             told[state.name] = new
             if is_whole or last is None or not new.is_as(last):
-                rows.append(_row(state, new, now_s))
+                rows.append(_row(state, new, now_s, most))
         self._told = told
         if not (rows or self._events or self._turns or is_whole):
             return None
@@ -197,11 +201,14 @@ def _now(state: InstanceState) -> _Told:
     return _Told(state.account.own(), keys, times.recent_at_s, times.turn_s)
 
 
-def _row(state: InstanceState, told: _Told, now_s: float) -> Row:
+def _row(state: InstanceState, told: _Told, now_s: float, most: int) -> Row:
     times = state.times
     if times is None:
         return Row(state.name, told.numbers, (), 0.0, 0.0, 0.0, math.inf)
-    prefills = tuple([_prefill(one, now_s) for one in times.own_pending()])
+    own = times.own_pending()
+    if len(own) > most:
+        own[most - 1 :] = [_summed(own[most - 1 :])]
+    prefills = tuple([_prefill(one, now_s) for one in own])
     return Row(
         state.name,
         told.numbers,
@@ -213,7 +220,14 @@ def _row(state: InstanceState, told: _Told, now_s: float) -> Row:
     )
 
 
+def _summed(rest: list[Reserved]) -> Reserved:
+    """The rest of a long queue as one prefill, which has no key of its own."""
+    _, work_s, share_s, _ = map(sum, zip(*rest, strict=True))
+    return 0, work_s, share_s, rest[0][3]
+
+
 def _prefill(one: Reserved, now_s: float) -> Prefill:
     """A key may come back with another prefill, which has begun later."""
     key, work_s, share_s, since_s = one
-    return Prefill((key, round(since_s * MICROSECONDS)), work_s, share_s, now_s - since_s)
+    mark = since_s if key else work_s
+    return Prefill((key, round(mark * MICROSECONDS)), work_s, share_s, now_s - since_s)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, Protocol
 
-READ_AT_ONCE: Final = 256
+READ_AT_ONCE: Final = 16
 """Batches of one exchange."""
+MOST_BYTES: Final = 1 << 20
+"""Bytes of a batch."""
 KEPT_MS: Final = 60_000
 """How long a batch stays for those who read later."""
 

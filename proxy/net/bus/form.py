@@ -29,8 +29,12 @@ from msgspec.msgpack import Decoder, Encoder
 from xxhash import xxh3_64_digest
 
 from proxy.core.sharing.batch import (
+    ALL_PREFILLS,
     MOST_EVENTS,
     MOST_HASHES,
+    MOST_NAME,
+    MOST_OPEN,
+    MOST_PREFILLS,
     MOST_TURNS,
     NOTHING,
     Batch,
@@ -41,11 +45,11 @@ from proxy.core.sharing.batch import (
     Row,
     Turn,
 )
+from proxy.net.bus.base import MOST_BYTES
 from proxy.protocol.prompt.facts import BLOCK_BYTES
 
 FORM: Final = 1
-MOST_BYTES: Final = 1 << 20
-MOST_INSTANCES, MOST_PREFILLS, MOST_OPEN = 1024, 1024, 1 << 16
+MOST_INSTANCES: Final = 1024
 START_S: Final = 1.5
 """Two starts of one process differ by less: engines round it, or it is made of an age."""
 BLOCKS: Final = f"xxh3-64 chained over {BLOCK_BYTES} bytes, from model and salt".encode()
@@ -54,13 +58,14 @@ MOST_READ: Final = 64
 _ID_BYTES = 8
 _HASH_BYTES = 8
 _TEXT_BYTES = 1024
-"""Most bytes of a session's or tenant's name; names are shorter."""
+"""Most bytes of what a writer says of itself."""
 _Whole = Annotated[int, Meta(ge=0, le=10**15)]
 _Span = Annotated[float, Meta(ge=0.0, le=1e9)]
 _At = Annotated[int, Meta(ge=-1, lt=MOST_INSTANCES)]
 _Id = Annotated[bytes, Meta(min_length=_ID_BYTES, max_length=_ID_BYTES)]
 _Section = Annotated[bytes, Meta(max_length=MOST_BYTES)]
 _Text = Annotated[bytes, Meta(max_length=_TEXT_BYTES)]
+_Name = Annotated[bytes, Meta(max_length=MOST_NAME)]
 _Opens = Annotated[list[_Whole], Meta(max_length=MOST_OPEN)]
 _T = TypeVar("_T")
 Kind = Literal["torn", "form", "range"]
@@ -125,7 +130,7 @@ class _Prompt(Struct, array_like=True):
     hashes: Annotated[bytes, Meta(max_length=_HASH_BYTES * MOST_HASHES)]
     block_tokens: Annotated[float, Meta(ge=1.0, le=1e6)]
     tokens: _Whole
-    tenant: _Text
+    tenant: _Name
 
 
 class _Event(Struct, array_like=True):
@@ -137,11 +142,11 @@ class _Event(Struct, array_like=True):
 
 class _Turn(Struct, array_like=True):
     number: _Whole
-    key: _Text
+    key: _Name
     at: _At
     tokens: _Whole | None
     shared_tokens: _Whole
-    tenant: _Text
+    tenant: _Name
 
 
 class _Open(Struct, array_like=True):
@@ -223,8 +228,8 @@ class BatchForm:
         at = {name: index for index, (name, _) in enumerate(named)}
         writer = int(batch.writer, 16).to_bytes(_ID_BYTES, "big")
         opens = _Open(list(batch.uses[:MOST_OPEN]), list(batch.running[:MOST_OPEN]))
-        events = [_event(event, at) for event in batch.events if _is_at(event.prompt, at)]
-        turns = [_turn(turn, at) for turn in batch.turns if not turn.name or turn.name in at]
+        events = [_event(event, at) for event in batch.events if _is_told(event.prompt, at)]
+        turns = [_turn(turn, at) for turn in batch.turns if _is_turn_told(turn, at)]
         envelope = _Envelope(
             f=FORM,
             writer=writer,
@@ -253,7 +258,7 @@ class BatchForm:
         told = _read(_ENVELOPE, data)
         is_readable = told.print == self._print
         names = places.names(told.instances)
-        rows = [_row_of(row, name) for row, name in _named(_section(_ROWS, told.rows), names)]
+        rows = _rows(_section(_ROWS, told.rows), names)
         events: list[Event] = []
         turns: list[Turn] = []
         opens = _read(_OPEN, told.open) if told.open else _Open([], [])
@@ -303,10 +308,12 @@ def _section(decoder: Decoder[list[_T]], data: bytes) -> list[_T]:
     return _read(decoder, data) if data else []
 
 
-def _named(rows: list[_Row], names: list[str | None]) -> list[tuple[_Row, str]]:
-    """Rows with the names of their instances here, without those of unknown ones."""
-    found = [(row, _name(row.at, names)) for row in rows]
-    return [(row, name) for row, name in found if name is not None]
+def _rows(told: list[_Row], names: list[str | None]) -> list[Row]:
+    """Rows of the instances that are known here."""
+    if (count := sum(len(row.prefills) for row in told)) > ALL_PREFILLS:
+        raise BatchError("range", f"{count} prefills, at most {ALL_PREFILLS}")
+    found = [(row, _name(row.at, names)) for row in told]
+    return [_row_of(row, name) for row, name in found if name is not None]
 
 
 def _name(at: int, names: list[str | None]) -> str | None:
@@ -355,12 +362,20 @@ def _turns(told: list[_Turn], names: list[str | None]) -> list[Turn]:
     return found
 
 
-def _is_at(prompt: Prompt | None, at: dict[str, int]) -> bool:
-    return prompt is None or prompt.name in at
+def _is_told(prompt: Prompt | None, at: dict[str, int]) -> bool:
+    return prompt is None or (prompt.name in at and _is_short(prompt.tenant))
+
+
+def _is_turn_told(turn: Turn, at: dict[str, int]) -> bool:
+    return (not turn.name or turn.name in at) and _is_short(turn.key) and _is_short(turn.tenant)
+
+
+def _is_short(name: str) -> bool:
+    return len(name) <= MOST_NAME // 4 or len(_bytes(name)) <= MOST_NAME
 
 
 def _row(row: Row, at: int) -> _Row:
-    prefills = [_prefill(one) for one in row.prefills[:MOST_PREFILLS]]
+    prefills = [_prefill(one) for one in row.prefills]
     turn_age_s = _span(row.turn_age_s) if math.isfinite(row.turn_age_s) else None
     recent = _span(row.recent), _span(row.recent_s), _span(row.recent_age_s)
     return _Row(at, list(row.numbers), prefills, *recent, turn_age_s)
@@ -368,7 +383,7 @@ def _row(row: Row, at: int) -> _Row:
 
 def _prefill(one: Prefill) -> _Prefill:
     (key, since), work_s, share_s, age_s = one
-    return _Prefill(key, max(0, since), _span(work_s), _span(share_s), _span(age_s))
+    return _Prefill(key, min(10**15, max(0, since)), _span(work_s), _span(share_s), _span(age_s))
 
 
 def _row_of(row: _Row, name: str) -> Row:

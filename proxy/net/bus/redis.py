@@ -1,7 +1,8 @@
 """RedisBus: one stream of a Redis or Valkey server, by redis-py.
 
 An exchange is one round trip: XADD and XREAD in a pipeline, without BLOCK. A read that was given up
-would leave its answer to the next one on that connection, so after a failure it is closed.
+would leave its answer to the next one on that connection, so after a failure it is closed. An
+answer is bounded before it is parsed: whatever answers there takes neither memory nor the loop.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import re
 from typing import Any, Final
 
 import redis.asyncio as redis_py
+from redis._parsers import _AsyncRESP2Parser
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from proxy.net.bus.base import KEPT_MS, READ_AT_ONCE, BusError, Heard
+from proxy.net.bus.base import KEPT_MS, MOST_BYTES, READ_AT_ONCE, BusError, Heard
 from proxy.protocol.errors import DEFECTS
 
 SOCKET_S: Final = 0.5
@@ -24,14 +26,43 @@ EXCHANGE_S: Final = 2.0
 """Time limit of an exchange, whose answer may take several reads."""
 FIELD: Final = b"b"
 STRANGE: Final = "its answer is not one of Redis or Valkey to XADD and XREAD"
+LINES_MAX: Final = 16 * READ_AT_ONCE
+"""Parts of an answer: a batch has five."""
+BYTES_MAX: Final = (READ_AT_ONCE + 1) * MOST_BYTES
+"""Bytes of an answer's strings."""
 _ENTRY = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 FROM_START: Final = b"0-0"
+
+
+class _Bounded(_AsyncRESP2Parser):
+    """redis-py's parser, which gives up an answer of too many parts or bytes by a ValueError."""
+
+    _lines_left = _bytes_left = 0
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:  # noqa: FBT001, FBT002
+        self._lines_left, self._bytes_left = LINES_MAX, BYTES_MAX
+        return await super().read_response(disable_decoding=disable_decoding)
+
+    async def _readline(self) -> bytes:
+        self._lines_left -= 1
+        if self._lines_left < 0:
+            raise ValueError("an answer of too many parts")
+        return await super()._readline()
+
+    async def _read(self, length: int) -> bytes:
+        if not 0 <= length <= self._bytes_left:
+            raise ValueError("an answer of too many bytes")
+        self._bytes_left -= length
+        return await super()._read(length)
+
+
 _OURS: Final[dict[str, Any]] = {
     "protocol": 2,
     "socket_timeout": SOCKET_S,
     "socket_connect_timeout": SOCKET_S,
     "health_check_interval": 0,
     "decode_responses": False,
+    "parser_class": _Bounded,
     "driver_info": None,  # it would be read from a file at each connection
 }
 
@@ -90,7 +121,9 @@ class RedisBus:
                 raise answer
         streams = answers[-1] or ()
         entries = streams[0][1] if streams else ()
-        found = [bytes(fields.get(FIELD, b"")) for _id, fields in entries]
+        if len(entries) > READ_AT_ONCE:
+            raise ValueError("more than was asked for")
+        found = [_bytes(fields.get(FIELD, b"")) for _id, fields in entries]
         own = _checked(answers[0]) if has_batch else self._own
         read = _checked(entries[-1][0]) if entries else self._read
         self._own, self._read = own, read
@@ -115,6 +148,13 @@ def _checked(entry: Any) -> bytes:
     if not isinstance(entry, bytes) or not _ENTRY.fullmatch(entry):
         raise ValueError("not an id")
     return entry
+
+
+def _bytes(value: Any) -> bytes:
+    """A field of an entry; ValueError if it is no string: bytes() of a number allocates as many."""
+    if not isinstance(value, bytes):
+        raise ValueError("not a string")
+    return value
 
 
 def _before(entry: bytes) -> bytes:

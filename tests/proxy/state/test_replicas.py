@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import msgspec
 import pytest
+import uvloop
 
 from proxy.core.accounts.lease import Phase
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.router import Router
 from proxy.core.sharing.apply import SILENT_S
+from proxy.core.sharing.batch import MOST_EVENTS, Batch, Course, Event, Prompt
 from proxy.core.types import Instance, RouterConfig
 from proxy.net.bus.base import READ_AT_ONCE
 from proxy.net.bus.form import BatchForm
 from proxy.net.bus.memory import MemoryBus
 from proxy.net.timeouts import Clock
+from proxy.state import replicas
 from proxy.state.replicas import QUIET_TICK_S, RETRY_MOST_S, TICK_S, Replicas, State
 
 ENGINE = "e0"
@@ -104,9 +108,10 @@ async def test_without_a_bus_a_replica_is_alone_and_whole_once_it_is_back(
     lease = world.known[1].ledger.open(world.known[1].ledger.charge(ENGINE, Phase.DECODE, 70))
     await world.go_on(SILENT_S + 0.5)
     assert (first.state, world.foreign(0)) == (State.ALONE, 0)
+    assert (first.fault or ("",))[0] == "share: alone: gone away"
     log.error = ""
     await world.go_on(0.1)
-    assert (first.state, world.foreign(0)) == (State.SHARED, 70)
+    assert (first.state, world.foreign(0), first.fault) == (State.SHARED, 70, None)
     lease.close()
     said = [r.message for r in caplog.records if r.name == "proxy.state.replicas"]
     assert [line for line in said if "alone" in line] == ["share: alone: gone away"] * 2
@@ -129,6 +134,55 @@ async def test_events_of_the_time_without_a_bus_are_told_after_it(world: World) 
     assert world.known[1].sessions.home("session", world.now_s) == ENGINE
 
 
+class Odd(list[bytes]):
+    """A log that fails in a way that no bus may."""
+
+    def append(self, batch: bytes) -> None:
+        raise MemoryError
+
+
+async def test_a_defect_is_said_once_and_heals(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = world.add()
+    await world.go_on(0.5)
+    log = MemoryBus(world.url, "s").log
+    whole, log.batches = log.batches, Odd(log.batches)
+    await world.go_on(SILENT_S + 0.5)
+    assert first.fault is not None
+    log.batches = whole
+    await world.go_on(1.0)
+    assert first.state is State.SHARED
+    assert sum("an exchange failed" in r.message for r in caplog.records) == 1
+
+
+def test_other_tasks_have_turns_while_much_is_taken_in(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "SLICE_S", 0.0)
+    turns = 0
+
+    async def goes_on() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def takes_in() -> None:
+        world.add(), world.add()
+        other = asyncio.create_task(goes_on())
+        prompt = Prompt(ENGINE, [1], 256.0, 256, "")
+        begun = tuple(Event(Course.BEGUN, number, prompt, 0.0) for number in range(MOST_EVENTS))
+        first = world.replicas[0]
+        batch = Batch("00000000000000aa", 1, (), begun, (), False, (), ())
+        world.log.append(BatchForm().encode(batch, first._places()))
+        await first.tick()
+        other.cancel()
+
+    uvloop.run(takes_in())  # the loop that serves; its clock stands still within a turn
+    assert turns >= MOST_EVENTS
+
+
 @pytest.mark.parametrize("first", [1, 10**6])
 async def test_an_emptied_log_is_noticed_by_the_own_echo(world: World, first: int) -> None:
     world.add(), world.add()
@@ -149,7 +203,6 @@ async def test_a_stopped_process_drops_what_it_heard_before(world: World) -> Non
     assert world.foreign(0) == 50
     lease.close()
     await world.go_on(30.0, goes_on)
-    assert len(world.log) < READ_AT_ONCE
     await world.go_on(TICK_S, stopped)
     assert world.foreign(0) == 0
     await world.go_on(0.5)
@@ -174,6 +227,21 @@ async def test_rows_of_a_backlog_are_over_and_its_sessions_are_not(world: World)
     assert world.foreign(1) == READ_AT_ONCE or world.foreign(1) == 0
     await world.go_on(0.6)
     assert world.foreign(1) == READ_AT_ONCE
+
+
+async def test_rows_of_many_at_once_all_count(world: World) -> None:
+    count = READ_AT_ONCE + 4
+    for _ in range(count):
+        world.add()
+    for round_ in range(8):
+        world.now_s += TICK_S
+        if round_ == 7:
+            for known in world.known[1:]:
+                known.ledger.open(known.ledger.charge(ENGINE, Phase.DECODE, 10))
+        for replica in reversed(world.replicas):
+            while await replica.tick():
+                pass
+    assert world.foreign(0) == 10 * (count - 1)
 
 
 async def test_what_cannot_be_read_is_counted_and_said_once(

@@ -13,8 +13,19 @@ from proxy.core.kvcache.sessions import Stay
 from proxy.core.routing.lifecycle import BlockUses
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.sharing.apply import SILENT_S, WRITERS_MAX, Others
-from proxy.core.sharing.batch import NOTHING, Batch, Course, Row
+from proxy.core.sharing.apply import HASHES_MAX, OPEN_MAX, SILENT_S, WRITERS_MAX, Others
+from proxy.core.sharing.batch import (
+    MOST_EVENTS,
+    MOST_HASHES,
+    MOST_OPEN,
+    NOTHING,
+    Batch,
+    Course,
+    Event,
+    Prompt,
+    Row,
+    Turn,
+)
 from proxy.core.sharing.journal import WHOLE_S, Journal
 from proxy.core.types import Instance, Load, Reason, RequestFacts, RouteClass, RouterConfig
 from replayer.virtual.replicas import BusFaults, MemoryBus, Replica
@@ -467,3 +478,39 @@ def test_own_echo_and_too_many_writers_are_not_heard() -> None:
     for number in range(2 * WRITERS_MAX):
         others.apply(Batch(f"w{number}", 1, (row,), (), (), True, (), ()), 0.0)
     assert others.writers == reads.ledger.load("e0").prefill_requests == WRITERS_MAX
+
+
+def test_a_batch_is_taken_in_by_steps_that_others_come_between() -> None:
+    others = Others(known_fleet(), "r")
+    prompt = Prompt("e0", [1, 2], 256.0, 512, "")
+    begun = tuple(Event(Course.BEGUN, number, prompt, 0.0) for number in range(MOST_EVENTS))
+    open_uses = tuple(range(MOST_EVENTS))
+    begins = others.steps(Batch("w", 1, (), begun, (), True, open_uses, ()), 0.0)
+    assert sum(1 for _ in begins) == MOST_EVENTS
+    assert sum(1 for _ in others.steps(Batch("w", 2, (), (), (), True, (), ()), 0.0)) == MOST_EVENTS
+    others.apply(Batch("w", 3, (), begun, (), False, (), ()), 0.0)
+    assert sum(1 for _ in others.drop_silent(SILENT_S + 1.0)) == MOST_EVENTS
+    assert others.writers == 0
+
+
+def test_what_is_open_is_bounded_for_each_writer_and_for_all() -> None:
+    known = known_fleet()
+    others = Others(known, "r")
+    numbers = range(MOST_OPEN + 5)
+    prompt = Prompt("e0", [1], 256.0, 256, "")
+    begun = tuple(Event(Course.BEGUN, number, prompt, 0.0) for number in numbers)
+    placed = tuple(Turn(number, f"s{number}", "e0", 1, 0, "") for number in numbers)
+    for number in range(OPEN_MAX // MOST_OPEN + 2):
+        others.apply(Batch(f"w{number}", 1, (), begun, placed, False, (), ()), 0.0)
+    assert [len(writer.uses) for writer in others._writers.values()] == [MOST_OPEN] * 4 + [0] * 2
+    assert [len(writer.running) for writer in others._writers.values()] == [MOST_OPEN] * 4 + [0] * 2
+    others.expire(SILENT_S + 1.0)
+    assert (others._uses, others._hashes, others._turns) == (0, 0, 0)
+    long = Prompt("e0", list(range(MOST_HASHES)), 256.0, 256, "")
+    many = tuple(Event(Course.BEGUN, number, long, 0.0) for number in range(100))
+    others.apply(Batch("w", 1, (), many, (), False, (), ()), 9.0)
+    assert others._hashes == HASHES_MAX
+    over = tuple(Event(Course.ENDED, number, None, 0.0) for number in range(100))
+    others.apply(Batch("w", 2, (), over, (), False, (), ()), 9.0)
+    assert (others._uses, others._hashes) == (0, 0)
+    assert known.reuse.is_at_rest

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from proxy.core.accounts.lease import Phase
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.sharing.apply import Others
-from proxy.core.sharing.batch import NOTHING, Batch
+from proxy.core.sharing.batch import ALL_PREFILLS, MOST_PREFILLS, NOTHING, Batch
 from proxy.core.sharing.journal import WHOLE_S, Journal
 from proxy.core.types import Instance, RouterConfig
 
@@ -58,6 +60,41 @@ def test_a_prefill_is_told_with_its_age() -> None:
     latency.end_prefill(latency.of("e0"), 1, 12.0)
     row = told(journal, 12.25).rows[0]
     assert (row.prefills, row.turn_age_s) == ((), 0.25)
+
+
+def test_of_a_long_queue_the_rest_is_told_as_one() -> None:
+    writes, reads = known_fleet(), known_fleet()
+    journal, others = Journal(writes.fleet.states, "w"), Others(reads, "r")
+    latency, heard = writes.latency, reads.latency
+    for key in range(1, 1001):
+        latency.reserve_prefill(latency.of("e0"), key, 0.5, 10.0 + key / 1000)
+    first = told(journal, 12.0)
+    prefills = first.rows[0].prefills
+    assert len(prefills) == MOST_PREFILLS
+    assert [one.work_s for one in prefills[:-1]] == [0.5] * (MOST_PREFILLS - 1)
+    assert prefills[-1].work_s == 0.5 * (1001 - MOST_PREFILLS)
+    others.apply(first, 12.0)
+    assert sum(heard.of("e0").pending.values()) == 500.0
+    assert heard.of("e0").busy_until_s == pytest.approx(latency.of("e0").busy_until_s)
+    latency.end_prefill(latency.of("e0"), 500, 12.5)
+    latency.reserve_prefill(latency.of("e0"), 1001, 2.0, 12.5)
+    others.apply(told(journal, 12.5), 12.5)
+    assert sum(heard.of("e0").pending.values()) == 501.5
+    for key in range(1, 1002):
+        latency.end_prefill(latency.of("e0"), key, 13.0)
+    others.apply(told(journal, 13.0), 13.0)
+    assert not heard.of("e0").pending
+
+
+def test_a_large_fleet_tells_few_prefills_of_each() -> None:
+    known = FleetState(RouterConfig(prefill_throughput=20_000))
+    for number in range(1024):
+        known.add(Instance(f"e{number}", f"http://e{number}"))
+        for key in range(1, 9):
+            known.latency.reserve_prefill(known.latency.of(f"e{number}"), key, 1.0, 0.0)
+    rows = told(Journal(known.fleet.states, "w"), 0.0).rows
+    assert sum(len(row.prefills) for row in rows) == ALL_PREFILLS
+    assert {sum(one.work_s for one in row.prefills) for row in rows} == {8.0}
 
 
 def test_a_key_that_comes_back_is_another_prefill() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from contextlib import suppress
 
 import msgspec
@@ -13,8 +14,12 @@ from hypothesis import strategies as st
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.sharing.apply import Others
 from proxy.core.sharing.batch import (
+    ALL_PREFILLS,
     MOST_EVENTS,
     MOST_HASHES,
+    MOST_NAME,
+    MOST_OPEN,
+    MOST_PREFILLS,
     NOTHING,
     Batch,
     Course,
@@ -25,7 +30,8 @@ from proxy.core.sharing.batch import (
     Turn,
 )
 from proxy.core.types import Instance, Load, RouterConfig
-from proxy.net.bus.form import FORM, MOST_BYTES, BatchError, BatchForm, Places
+from proxy.net.bus.base import MOST_BYTES
+from proxy.net.bus.form import FORM, BatchError, BatchForm, Places
 
 NAMES = ("e0", "e1", "e2")
 PLACES = Places([(name, f"http://{name}:8000", 1000.0 + n) for n, name in enumerate(NAMES)])
@@ -34,7 +40,7 @@ names = st.sampled_from(NAMES)
 counts = st.integers(0, 10**12)
 spans = st.floats(0.0, 1e6)
 hashes = st.lists(st.integers(0, 2**64 - 1), max_size=20)
-texts = st.text(max_size=100)
+texts = st.text(max_size=MOST_NAME // 4)
 prefills = st.builds(Prefill, st.tuples(counts, counts), spans, spans, spans)
 rows = st.builds(
     Row,
@@ -71,6 +77,9 @@ batches = st.builds(
 )
 EMPTY = Batch("00000000000000aa", 1, (), (), (), True, (), ())
 ROW = Row("e0", NOTHING, (), 0.0, 0.0, 0.0, 0.0)
+
+
+FULL = [0, [0] * 11, [[1, 1, 0.0, 0.0, 0.0]] * MOST_PREFILLS, 0.0, 0.0, 0.0, 0.0]
 
 
 def error(data: bytes, form: BatchForm | None = None) -> str:
@@ -123,7 +132,7 @@ def test_whatever_is_a_batch_can_be_taken_in_and_leaves_nothing(told: list[Batch
         writer = batch._replace(writer="00000000000000bb", number=number + 1)
         others.apply(BatchForm().decode(BatchForm().encode(writer, PLACES), PLACES).batch, 2000.0)
     known.ledger.load("e0"), known.latency.wait_s("e0", 2000.0)
-    others.drop_all(2000.0)
+    deque(others.drop_all(2000.0), maxlen=0)
     assert known.ledger.drift() == 0
     assert known.reuse.is_at_rest
     for name in NAMES:
@@ -189,7 +198,10 @@ def test_a_section_and_a_member_that_are_unknown_are_skipped() -> None:
         ({"events": section(*([[5, 1, None, 0.0]] * (MOST_EVENTS + 1)))}, "range"),
         ({"turns": section([1, b"key", -1, 1, 0, b""])}, "range"),
         ({"turns": section([1, b"\xff", 0, 1, 0, b""])}, "range"),
-        ({"turns": section([1, bytes(2000), 0, 1, 0, b""])}, "range"),
+        ({"turns": section([1, bytes(MOST_NAME + 1), 0, 1, 0, b""])}, "range"),
+        ({"turns": section([1, b"key", 0, 1, 0, bytes(MOST_NAME + 1)])}, "range"),
+        ({"open": section([1] * (MOST_OPEN + 1), [])}, "range"),
+        ({"rows": section(*([FULL] * (ALL_PREFILLS // MOST_PREFILLS + 1)))}, "range"),
         ({"instances": section(*([[bytes(8), None]] * 1025))}, "range"),
         ({"open": section([-1], [])}, "range"),
     ],
@@ -206,9 +218,23 @@ def test_a_large_batch_is_refused_unread_and_not_written() -> None:
     deep = b"\x91" * 100_000
     assert error(deep) in ("torn", "range")
     prompt = Prompt("e0", [7] * MOST_HASHES, 256.0, 1, "")
-    many = EMPTY._replace(events=(Event(Course.BEGUN, 1, prompt, 0.0),) * 3)
+    many = EMPTY._replace(events=(Event(Course.BEGUN, 1, prompt, 0.0),) * 9)
     with pytest.raises(BatchError):
         BatchForm().encode(many, PLACES)
+
+
+def test_what_has_a_long_name_is_not_told() -> None:
+    long = "\u20ac" * (MOST_NAME // 3 + 1)
+    prompts = [Prompt("e0", [7], 256.0, 1, tenant) for tenant in ("a", long)]
+    turns = [
+        Turn(1, key, "e0", 1, 0, tenant) for key, tenant in (("k", ""), (long, ""), ("k", long))
+    ]
+    batch = EMPTY._replace(
+        events=tuple(Event(Course.BEGUN, 1, prompt, 0.0) for prompt in prompts),
+        turns=tuple(turns),
+    )
+    found = BatchForm().decode(BatchForm().encode(batch, PLACES), PLACES).batch
+    assert (found.events, found.turns) == (batch.events[:1], batch.turns[:1])
 
 
 def rows_at(start_s: float | None, url: str = "http://e0:8000") -> int:

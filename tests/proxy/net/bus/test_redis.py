@@ -13,7 +13,7 @@ import redis.asyncio as redis_py
 
 from proxy.net.bus import BUSES
 from proxy.net.bus import redis as redis_bus
-from proxy.net.bus.base import READ_AT_ONCE, Bus, BusError
+from proxy.net.bus.base import MOST_BYTES, READ_AT_ONCE, Bus, BusError
 from tests.support.harness import WAIT_S
 from tests.support.redis_server import NEEDED, RedisServer
 
@@ -136,6 +136,9 @@ async def test_an_answer_that_never_comes_is_a_bus_error() -> None:
 ENTRY = b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n%s\r\n*2\r\n$1\r\nb\r\n$1\r\nz\r\n"
 
 
+FIELD = b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\nb\r\n%s"
+
+
 @pytest.mark.parametrize(
     "says",
     [
@@ -149,6 +152,12 @@ ENTRY = b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n%s\r\n*2\r\n$1\r\nb\r\n$1\r\n
         b"$3\r\nabc\r\n" + ENTRY % b"1-1",
         b"$3\r\n1-1\r\n" + ENTRY % b"x-y",
         b"$3\r\n1-1\r\n*1\r\n*2\r\n$1\r\ns\r\n*1\r\n$3\r\n1-1\r\n",
+        b"$3\r\n1-1\r\n" + FIELD % b":200000000000\r\n",
+        b"$3\r\n1-1\r\n" + FIELD % b"$-1\r\n",
+        b"$3\r\n1-1\r\n" + FIELD % b"*1\r\n:1\r\n",
+        b"$3\r\n1-1\r\n" + b"*1\r\n" * 20_000 + b":1\r\n",
+        b"$3\r\n1-1\r\n$-7\r\n",
+        b"$3\r\n1-1\r\n*1\r\n*2\r\n$1\r\ns\r\n*17\r\n" + 17 * (b"*2\r\n$3\r\n1-1\r\n*0\r\n"),
         b"",
     ],
     ids=lambda says: repr(says)[:30],
@@ -170,6 +179,54 @@ async def test_what_is_no_answer_of_redis_is_a_bus_error(says: bytes) -> None:
             assert str(caught.value).isprintable()
             bus.start_again()
         await bus.close()
+
+
+@pytest.mark.parametrize(
+    ("head", "part"),
+    [
+        (b"*100000000\r\n", b"*0\r\n" * 4096),
+        (b"*100000000\r\n", b":1\r\n" * 4096),
+        (b"$%d\r\n" % (1 << 40), b"x" * 65536),
+        (b"*100\r\n", b"$1048576\r\n" + b"x" * (1 << 20) + b"\r\n"),
+        (b"+", b"x" * 65536),
+    ],
+    ids=["empty arrays", "numbers", "a long string", "many strings", "a line"],
+)
+async def test_an_answer_without_an_end_is_given_up(
+    head: bytes, part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_bus, "EXCHANGE_S", WAIT_S)
+    most, sent = 4 * redis_bus.BYTES_MAX, 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        with suppress(OSError):
+            await reader.read(4096)
+            writer.write(head)
+            while sent < most:
+                writer.write(part)
+                sent += len(part)
+                await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        bus = BUSES["redis"](f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", STREAM)
+        with pytest.raises(BusError, match="not one of Redis"):
+            await bus.exchange(None)
+        await bus.close()
+    assert sent < most
+
+
+@NEEDED
+async def test_as_many_batches_as_there_may_be_at_once_are_read() -> None:
+    async with RedisServer() as server:
+        one, other = BUSES["redis"](server.url, STREAM), BUSES["redis"](server.url, STREAM)
+        for _ in range(READ_AT_ONCE):
+            await one.exchange(b"x" * MOST_BYTES)
+        heard = await other.exchange(None)
+        assert [len(batch) for batch in heard.batches] == [MOST_BYTES] * READ_AT_ONCE
+        await one.close()
+        await other.close()
 
 
 @NEEDED
