@@ -380,6 +380,6 @@ def left_out(left: LeftOut) -> str:
 
 
 LEAGUE = Experiment(
-    LeagueOptions, _perform, usual=lambda given: USUAL_CLOSED if given.closed else {}
+    LeagueOptions, _perform, usual=lambda given: USUAL_CLOSED if vars(given).get("closed") else {}
 )
 declare, run = LEAGUE.declare, LEAGUE.run
