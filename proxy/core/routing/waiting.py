@@ -197,7 +197,7 @@ class Waiting:
         tps: dict[str, list[float]] = {}
         for member in known.fleet.members():
             name, models = member.instance.name, member.models or ()
-            own_s = sum([work_s for _, work_s, *_ in known.latency.of(name).own_pending()])
+            own_s = math.fsum([one[1] for one in known.latency.of(name).own_pending()])
             rate = known.latency.prefill_tps(name)
             for model in models:
                 reserved_s[model] = reserved_s.get(model, 0.0) + own_s
@@ -206,7 +206,7 @@ class Waiting:
             assert isinstance(entry, QueuedRequest)
             model = entry.facts.model
             if rates := tps.get(model):
-                reserved_s[model] += entry.tokens * len(rates) / sum(rates)
+                reserved_s[model] += entry.tokens * len(rates) / math.fsum(rates)
         return reserved_s
 
     def expire(self, queued: QueuedRequest, now_s: float) -> None:

@@ -222,7 +222,7 @@ def _row(state: InstanceState, told: _Told, now_s: float, most: int) -> Row:
 
 def _summed(rest: list[Reserved]) -> Reserved:
     """The rest of a long queue as one prefill, which has no key of its own."""
-    _, work_s, share_s, _ = map(sum, zip(*rest, strict=True))
+    work_s, share_s = math.fsum([one[1] for one in rest]), math.fsum([one[2] for one in rest])
     return 0, work_s, share_s, rest[0][3]
 
 
