@@ -100,13 +100,14 @@ class Launcher:
         if self._is_ready or not all(worker.serves for worker in self._workers):
             return
         self._is_ready = True
-        _log.info("%d workers serve", len(self._workers))
         try:
             self._notifier.started(replaces=False)
         except OSError as error:
             _log.error("pid_file = %r: %s", error.filename, error.strerror)
             self._status = 1
             self._stop(signal.SIGTERM)
+        else:
+            _log.info("%d workers serve", len(self._workers))
 
     def _replaced(self, worker: Worker, pid: int) -> None:
         worker.pid = self._processes.watch(pid, partial(self._ended, worker))
