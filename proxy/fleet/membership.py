@@ -108,9 +108,9 @@ class Membership:
         """
         before = self._lists.get(source, {})
         named = {spec.name for spec in specs}
-        coming: dict[str, str] = {}
+        taken = self._taken()
         answers = [
-            self._judged(source, spec, before.get(spec.name), coming)
+            self._judged(source, spec, before.get(spec.name), taken)
             for spec in specs
             if spec != before.get(spec.name)
         ]
@@ -182,7 +182,7 @@ class Membership:
         member = self._fleet.get(spec.name)
         if member is not None and not member.is_draining:
             return Answer(spec.name, Verdict.REFUSED, spec)
-        answer = self._judged(OPERATORS, spec, None, {})
+        answer = self._judged(OPERATORS, spec, None, self._taken())
         if answer.verdict is not Verdict.REFUSED:
             self._carry_out(OPERATORS, answer)
             if entry:
@@ -264,16 +264,20 @@ class Membership:
         others = self._of(name).named - {source}
         return overruled is None or others <= overruled
 
+    def _taken(self) -> set[str]:
+        """URLs of the fleet; a list's judgement adds the names and URLs that come with it."""
+        return {member.instance.url for member in self._fleet.members()}
+
     def _judged(
         self,
         source: str,
         spec: InstanceSpec,
         before: InstanceSpec | None,
-        coming: dict[str, str],
+        taken: set[str],
     ) -> Answer:
         """What becomes of one that is new to a source, or other than `before`.
 
-        `coming`: names by URL of what the same list adds, to which a new one is added.
+        `taken`: see `_taken`; a new one's name and URL are added.
         """
         member = self._fleet.get(spec.name)
         if member is not None:
@@ -282,10 +286,9 @@ class Membership:
             still = self._of(spec.name).drains & RIGHTS[source].heeds
             is_old = before is not None or bool(still)
             return Answer(spec.name, Verdict.CHANGED if is_old else Verdict.BACK, spec)
-        urls = {m.instance.url for m in self._fleet.members()}
-        if spec.url in urls or spec.url in coming or spec.name in coming.values():
+        if spec.url in taken or spec.name in taken:
             return Answer(spec.name, Verdict.REFUSED, spec)
-        coming[spec.url] = spec.name
+        taken |= {spec.name, spec.url}
         return Answer(spec.name, Verdict.NEW, spec)
 
     def _carry_out(self, source: str, answer: Answer) -> None:

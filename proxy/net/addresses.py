@@ -16,8 +16,10 @@ import ipaddress
 import logging
 import re
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from itertools import islice
@@ -37,6 +39,8 @@ GOOD_S = 60.0
 ANSWER_S = 1.0
 """A name server that takes longer has failed, if there is a last good answer."""
 NAMES = 4096
+LOOK_UPS = 64
+"""Names that are looked up at once, each by a thread; a further one has no address meanwhile."""
 MOST_ADDRESSES = 32
 """Of an answer so many addresses are used, the first ones. It may have thousands; the check of each
 takes up to 40 us, and a request may try them all."""
@@ -57,10 +61,55 @@ LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 """Resolves a host and a port to addresses; raises OSError, or UnicodeError for an invalid name."""
 
 
-async def system_look_up(host: str, port: int) -> list[str]:
-    """Addresses from the system's name service."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+class LookUps:
+    """The system's name service, asked for one name by one thread, which no exit waits for.
+
+    A call that hangs cannot be ended. In a pool of threads it would hold up the other names. Who
+    asks for a name meanwhile waits for the same answer.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[str, asyncio.Future[list[str] | str]] = {}
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        """See `LookUp`. No time limit."""
+        asked = self._asked.get(host)
+        if asked is None:
+            asked = self._ask(host)
+        found = await asyncio.shield(asked)
+        if isinstance(found, str):
+            raise OSError(found)
+        return found
+
+    def _ask(self, host: str) -> asyncio.Future[list[str] | str]:
+        if len(self._asked) >= LOOK_UPS:
+            raise OSError(f"{LOOK_UPS} names have no answer yet")
+        loop = asyncio.get_running_loop()
+        asked: asyncio.Future[list[str] | str] = loop.create_future()
+
+        def settle(found: list[str] | str) -> None:
+            del self._asked[host]
+            asked.set_result(found)
+
+        def in_thread() -> None:
+            found = _found(host)
+            with suppress(RuntimeError):  # the loop is closed: the process ends
+                loop.call_soon_threadsafe(settle, found)
+
+        try:
+            threading.Thread(target=in_thread, name="names", daemon=True).start()
+        except RuntimeError as error:  # there are too many threads
+            raise OSError(str(error)) from error
+        self._asked[host] = asked
+        return asked
+
+
+def _found(host: str) -> list[str] | str:
+    """The addresses of a host, or why it has none."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return str(error)
     return [str(info[4][0]) for info in found]
 
 
@@ -68,9 +117,9 @@ class Resolver:
     """Resolved names of one process. `fence` limits a name to networks; `now_s` is monotonic."""
 
     def __init__(
-        self, look_up: LookUp = system_look_up, now_s: Callable[[], float] = time.monotonic
+        self, look_up: LookUp | None = None, now_s: Callable[[], float] = time.monotonic
     ) -> None:
-        self.look_up = look_up
+        self.look_up = look_up or LookUps()
         self._now_s = now_s
         self._known: dict[str, _Known] = {}
         self._fences: dict[str, Networks] = {}

@@ -23,12 +23,12 @@ class RedisServer:
     def __init__(self) -> None:
         # The path of a socket is short: pytest's folders have longer names.
         self._folder = tempfile.TemporaryDirectory(prefix="redis-")
-        self._socket = Path(self._folder.name, "s")
+        self.socket = Path(self._folder.name, "s")
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"unix://{self._socket}"
+        return f"unix://{self.socket}"
 
     async def start(self) -> None:
         self._begin()
@@ -37,12 +37,12 @@ class RedisServer:
     def _answers(self) -> bool:
         """Whether it takes connections: its socket is there a moment before."""
         with socket.socket(socket.AF_UNIX) as client:
-            return client.connect_ex(str(self._socket)) == 0
+            return client.connect_ex(str(self.socket)) == 0
 
     def _begin(self) -> None:
         assert SERVER is not None
-        self._socket.unlink(missing_ok=True)
-        options = ("--port", "0", "--unixsocket", str(self._socket), "--save", "")
+        self.socket.unlink(missing_ok=True)
+        options = ("--port", "0", "--unixsocket", str(self.socket), "--save", "")
         self.process = subprocess.Popen(
             [SERVER, *options, "--appendonly", "no", "--dir", self._folder.name],
             stdout=subprocess.DEVNULL,

@@ -72,6 +72,8 @@ class Discovery:
         """What the fleet has taken of the last offer, by name."""
         self._has_waiting = False
         """Whether an instance cannot come yet: its name or address drains, or has another owner."""
+        self._late: set[str] = set()
+        """Names that the fleet has not taken of the last offer."""
         self._throttle = Throttle()
 
     @property
@@ -205,8 +207,17 @@ class Discovery:
         for answer in answers:
             if answer.verdict is Verdict.DRAIN:
                 _log.info("instance %s drains: no discovery wants it any more", answer.name)
+        self._note_late(late)
         self._offered = {spec.name: spec for spec in coming if spec.name not in late}
         self._has_waiting = len(self._offered) < len(wanted)
+
+    def _note_late(self, late: set[str]) -> None:
+        for name in sorted(late - self._late):
+            suppressed = self._throttle.turn("late", self._clock.now_s())
+            if suppressed is not None:
+                why = "its name or address is another's, or still drains"
+                _log.warning("discovery: instance %s waits: %s%s", name, why, more(suppressed))
+        self._late = late
 
     def _wanted(self) -> Iterator[tuple[str, InstanceSpec]]:
         """Instances by name; of two with one name or address the first source's."""

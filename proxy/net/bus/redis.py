@@ -17,6 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from proxy.net.addresses import LookUps
 from proxy.net.bus.base import KEPT_MS, MOST_BYTES, READ_AT_ONCE, BusError, Heard
 from proxy.protocol.errors import DEFECTS
 
@@ -81,19 +82,25 @@ class RedisBus:
         except (ValueError, TypeError, RedisError) as error:
             raise ValueError("the URL has a part that is not one of a Redis URL") from error
         self._client = redis_py.Redis(connection_pool=pool)
+        self._host: str | None = pool.connection_kwargs.get("host")
+        self._look_up, self._is_found = LookUps(), False
         self._stream = stream.encode()
         self._read = self._own = FROM_START
         self._is_clean = True
+        self._count = READ_AT_ONCE
 
     async def exchange(self, batch: bytes | None) -> Heard:
         """See `Bus`."""
         if not self._is_clean:
             await self.close()
         self._is_clean = False
+        # Over a slow link fewer batches arrive in time. The next read asks for half of them.
+        count, self._count = self._count, max(1, self._count // 2)
         try:
             async with asyncio.timeout(EXCHANGE_S):
-                answers = await self._ask(batch)
-            heard = self._heard(answers, has_batch=batch is not None)
+                await self._find()
+                answers = await self._ask(batch, count)
+            heard = self._heard(answers, count, has_batch=batch is not None)
         except TimeoutError:
             raise BusError(f"no answer within {EXCHANGE_S:g} s") from None
         except (RedisError, OSError) as error:
@@ -102,32 +109,47 @@ class RedisBus:
             # Of redis-py too, which takes an answer to be one of its server.
             raise BusError(STRANGE) from error
         self._is_clean = True
+        self._count = min(READ_AT_ONCE, 2 * count)
         return heard
 
-    async def _ask(self, batch: bytes | None) -> list[Any]:
+    async def _find(self) -> None:
+        """Wait for the name service before a connection; raises BusError.
+
+        redis-py asks in a pool of threads. Each attempt would leave a call there that hangs.
+        """
+        if self._host is None or self._is_found:
+            return
+        try:
+            async with asyncio.timeout(SOCKET_S):
+                await self._look_up(self._host, 0)
+        except TimeoutError:
+            raise BusError(f"its name has no answer within {SOCKET_S:g} s") from None
+        self._is_found = True
+
+    async def _ask(self, batch: bytes | None, count: int) -> list[Any]:
         pipeline = self._client.pipeline(transaction=False)
         if batch is not None:
             kept = max(0, int(self._read.partition(b"-")[0]) - KEPT_MS)
             trim = (b"MINID", b"~", kept)
             pipeline.execute_command("XADD", self._stream, *trim, b"*", FIELD, batch)
-        read = (b"COUNT", READ_AT_ONCE, b"STREAMS", self._stream, self._read)
+        read = (b"COUNT", count, b"STREAMS", self._stream, self._read)
         pipeline.execute_command("XREAD", *read)
         return await pipeline.execute(raise_on_error=False)
 
-    def _heard(self, answers: list[Any], *, has_batch: bool) -> Heard:
+    def _heard(self, answers: list[Any], count: int, *, has_batch: bool) -> Heard:
         """The new batches; raises what `exchange` knows for an error, or for another answer."""
         for answer in answers:
             if isinstance(answer, RedisError):
                 raise answer
         streams = answers[-1] or ()
         entries = streams[0][1] if streams else ()
-        if len(entries) > READ_AT_ONCE:
+        if len(entries) > count:
             raise ValueError("more than was asked for")
         found = [_bytes(fields.get(FIELD, b"")) for _id, fields in entries]
         own = _checked(answers[0]) if has_batch else self._own
         read = _checked(entries[-1][0]) if entries else self._read
         self._own, self._read = own, read
-        return Heard(found, len(found) < READ_AT_ONCE)
+        return Heard(found, len(found) < count)
 
     def start_again(self) -> None:
         """See `Bus`."""
@@ -140,7 +162,7 @@ class RedisBus:
                 await self._client.connection_pool.disconnect()
         except (TimeoutError, RedisError, OSError):
             pass  # its socket is closed in any case
-        self._is_clean = True
+        self._is_clean, self._is_found = True, False
 
 
 def _checked(entry: Any) -> bytes:

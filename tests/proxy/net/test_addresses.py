@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from proxy.config.values import InstanceSpec
 from proxy.core.types import Instance
 from proxy.net.addresses import (
     GOOD_S,
+    LOOK_UPS,
     MOST_ADDRESSES,
     TTL_S,
     ForbiddenAddressError,
+    LookUps,
     Resolver,
     check,
     party,
@@ -24,7 +27,7 @@ from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.pool import ConnectOptions
 from proxy.protocol.errors import UpstreamFailure
 from tests.support.admin import call
-from tests.support.harness import RawEngine, ServedProxy, plain, proxied, says
+from tests.support.harness import WAIT_S, RawEngine, ServedProxy, plain, proxied, says
 
 LIST = Path(__file__).parent / "data" / "forbidden_instances.txt"
 FORBIDDEN = [x for x in LIST.read_text().splitlines() if x and not x.startswith("#")]
@@ -270,3 +273,56 @@ async def test_a_name_with_several_addresses_of_a_kind(
 )
 def test_a_subscriber_is_one_party(address: str, expected: str) -> None:
     assert party(address) == expected
+
+
+class Hanging:
+    """`socket.getaddrinfo`, which has no answer of some names until it is `released`."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.released = threading.Event()
+
+    def __call__(self, host: str, port: int | None, **_more: int) -> list[tuple[object, ...]]:
+        self.asked.append(host)
+        if host.startswith("slow"):
+            self.released.wait(WAIT_S)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    names = Hanging()
+    monkeypatch.setattr(socket, "getaddrinfo", names)
+    yield names
+    names.released.set()
+
+
+async def test_names_without_an_answer_hold_up_no_other_name(hanging: Hanging) -> None:
+    look_up = LookUps()
+    slow = [f"slow{number}" for number in range(LOOK_UPS - 1)]
+    waiting = [asyncio.create_task(look_up(host, 1)) for host in slow for _ in range(3)]
+    await asyncio.sleep(0)
+    for task in waiting[::2]:
+        task.cancel()
+    assert await look_up("fast", 1) == ["127.0.0.1"]
+    waiting.append(asyncio.create_task(look_up("slow", 1)))
+    await asyncio.sleep(0)
+    with pytest.raises(OSError, match=f"{LOOK_UPS} names"):
+        await look_up("fast", 1)
+    assert sorted(hanging.asked) == sorted([*slow, "fast", "slow"])
+    hanging.released.set()
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert found.count(["127.0.0.1"]) == len(waiting) - len(waiting[:-1:2])
+    assert await look_up("slow", 1) == ["127.0.0.1"]
+
+
+async def test_a_name_that_is_not_known_fails_for_all_who_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(*_args: object, **_more: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    look_up = LookUps()
+    found = await asyncio.gather(*[look_up("x", 1) for _ in range(3)], return_exceptions=True)
+    assert all(isinstance(one, OSError) and "not known" in str(one) for one in found)

@@ -57,6 +57,22 @@ async def test_sources_are_merged_with_the_options_and_each_other(discovering: B
         await found.becomes("a c o")
 
 
+async def test_an_instance_whose_address_is_anothers_is_said_once(
+    discovering: Begins, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = Told(A)
+    async with discovering({"one": source}, instances=["o=10.0.1.1:8000"]) as found:
+        await found.becomes("a o")
+        source.say(A, "x=10.0.1.1:8000", "o=10.0.0.5:8000")
+        await until(lambda: "waits" in caplog.text)
+        source.say(A, "x=10.0.1.1:8000", "o=10.0.0.5:8000", B)
+        await found.becomes("a b o")
+    said = [r.getMessage() for r in caplog.records if "waits" in r.getMessage()]
+    assert said == [
+        "discovery: instance o waits: its name or address is another's, or still drains"
+    ]
+
+
 async def test_the_options_keep_what_discovery_no_longer_names(discovering: Begins) -> None:
     source = Told(A, B)
     async with discovering({"one": source}, instances=[A]) as found:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -246,3 +247,71 @@ async def test_the_rights_that_the_page_names_are_enough() -> None:
             await wrong.exchange(b"3")
         assert "other" not in str(caught.value)
         await wrong.close()
+
+
+async def test_a_name_that_hangs_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt would leave a call in the pool of threads that looks up all names."""
+    released, asked = threading.Event(), []
+
+    def hang(host: str, *_args: object, **_more: object) -> None:
+        asked.append(host)
+        released.wait(WAIT_S)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    monkeypatch.setattr(redis_bus, "SOCKET_S", 0.05)
+    bus = BUSES["redis"]("redis://:hidden@slow.test:1", STREAM)
+    for _ in range(3):
+        with pytest.raises(BusError, match="its name has no answer within"):
+            await bus.exchange(b"1")
+    assert asked == ["slow.test"]
+    released.set()
+    monkeypatch.setattr(redis_bus, "SOCKET_S", WAIT_S)
+    with pytest.raises(BusError, match="not known"):
+        await bus.exchange(b"1")
+    await bus.close()
+
+
+@NEEDED
+async def test_over_a_link_that_carries_few_batches_all_arrive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each connection ends after the bytes of two batches, as one ends that is too slow."""
+    monkeypatch.setitem(redis_bus._OURS, "socket_timeout", WAIT_S)
+    monkeypatch.setattr(redis_bus, "EXCHANGE_S", WAIT_S)
+    batches = [b"%d" % number * 10_000 for number in range(10)]
+    async with RedisServer() as server, narrow(server, 25_000) as port:
+        writer = BUSES["redis"](server.url, STREAM)
+        for batch in batches:
+            await writer.exchange(batch)
+        bus = BUSES["redis"](f"redis://127.0.0.1:{port}", STREAM)
+        heard: list[bytes] = []
+        failures = 0
+        while len(heard) < len(batches) and failures < 100:
+            try:
+                heard += (await bus.exchange(None)).batches
+            except BusError:
+                failures += 1
+        assert heard == batches
+        await bus.close()
+        await writer.close()
+
+
+@asynccontextmanager
+async def narrow(server: RedisServer, most: int) -> AsyncIterator[int]:
+    """A port to a server, whose connections end after so many bytes of its answers."""
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int) -> None:
+        with suppress(OSError):
+            while most > 0 and (data := await reader.read(min(most, 1 << 16))):
+                writer.write(data)
+                await writer.drain()
+                most -= len(data)
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_server, from_server = await asyncio.open_unix_connection(server.socket)
+        await asyncio.gather(carry(reader, from_server, 1 << 30), carry(to_server, writer, most))
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as relay:
+        yield relay.sockets[0].getsockname()[1]
