@@ -52,6 +52,7 @@ FORM: Final = 1
 MOST_INSTANCES: Final = 1024
 START_S: Final = 1.5
 """Two starts of one process differ by less: engines round it, or it is made of an age."""
+MOST_START_S: Final = 1e12
 BLOCKS: Final = f"xxh3-64 chained over {BLOCK_BYTES} bytes, from model and salt".encode()
 """How hashes of prompts are made; another way is another text here."""
 MOST_READ: Final = 64
@@ -104,7 +105,7 @@ class _Form(Struct):
 
 class _Instance(Struct, array_like=True):
     address: _Id
-    start_s: Annotated[float, Meta(ge=0.0, le=1e12)] | None
+    start_s: Annotated[float, Meta(ge=0.0, le=MOST_START_S)] | None
 
 
 class _Prefill(Struct, array_like=True):
@@ -174,7 +175,7 @@ class Places:
         for name, url, start_s in places:
             address = xxh3_64_digest(url.encode("utf-8", "surrogatepass"))
             self._by_address[address] = name, start_s
-            self.by_name[name] = _Instance(address, start_s)
+            self.by_name[name] = _Instance(address, start_s if _is_start(start_s) else None)
 
     def names(self, section: bytes) -> list[str | None]:
         """The names here of the instances of a section, in its order; raises BatchError."""
@@ -374,16 +375,21 @@ def _is_short(name: str) -> bool:
     return len(name) <= MOST_NAME // 4 or len(_bytes(name)) <= MOST_NAME
 
 
+def _is_start(start_s: float | None) -> bool:
+    """Whether it may be told: an engine says it, and others drop a batch with another one."""
+    return start_s is not None and 0.0 <= start_s <= MOST_START_S
+
+
 def _row(row: Row, at: int) -> _Row:
     prefills = [_prefill(one) for one in row.prefills]
     turn_age_s = _span(row.turn_age_s) if math.isfinite(row.turn_age_s) else None
     recent = _span(row.recent), _span(row.recent_s), _span(row.recent_age_s)
-    return _Row(at, list(row.numbers), prefills, *recent, turn_age_s)
+    return _Row(at, list(map(_whole, row.numbers)), prefills, *recent, turn_age_s)
 
 
 def _prefill(one: Prefill) -> _Prefill:
     (key, since), work_s, share_s, age_s = one
-    return _Prefill(key, min(10**15, max(0, since)), _span(work_s), _span(share_s), _span(age_s))
+    return _Prefill(key, _whole(since), _span(work_s), _span(share_s), _span(age_s))
 
 
 def _row_of(row: _Row, name: str) -> Row:
@@ -399,17 +405,26 @@ def _row_of(row: _Row, name: str) -> Row:
 
 def _event(event: Event, at: dict[str, int]) -> _Event:
     if (prompt := event.prompt) is None:
-        return _Event(event.course, event.use, None, max(0.0, float(event.amount)))
+        most = 1.0 if event.course is Course.REPORTED else 1e12
+        amount = min(most, max(0.0, float(event.amount)))
+        return _Event(event.course, event.use, None, amount)
     hashes = array("Q", prompt.hashes).tobytes()
     block_tokens = min(1e6, max(1.0, prompt.block_tokens))
-    told = _Prompt(at[prompt.name], hashes, block_tokens, prompt.tokens, _bytes(prompt.tenant))
+    told = _Prompt(
+        at[prompt.name], hashes, block_tokens, _whole(prompt.tokens), _bytes(prompt.tenant)
+    )
     return _Event(event.course, event.use, told, 0.0)
 
 
 def _turn(turn: Turn, at: dict[str, int]) -> _Turn:
     place = at[turn.name] if turn.name else -1
-    told = turn.tokens, max(0, turn.shared_tokens)
+    told = None if turn.tokens is None else _whole(turn.tokens), _whole(turn.shared_tokens)
     return _Turn(turn.number, _bytes(turn.key), place, *told, _bytes(turn.tenant))
+
+
+def _whole(value: int) -> int:
+    """Within the range: others drop a batch with one number out of it."""
+    return min(10**15, max(0, value))
 
 
 def _span(value: float) -> float:

@@ -107,6 +107,27 @@ def test_a_batch_comes_back_as_it_was(batch: Batch, key: bytes) -> None:
     assert found.about == ("me" if batch.is_whole else "")
 
 
+@given(
+    number=st.sampled_from((-1, 10**15 + 1, 10**30)),
+    span=st.sampled_from((-1.0, 1e300, math.inf, math.nan)),
+    start_s=st.sampled_from((-1.0, 1e14, math.inf, math.nan)),
+)
+def test_no_number_makes_others_drop_a_batch(number: int, span: float, start_s: float) -> None:
+    """An engine, or a client, may be behind it."""
+    prefill = Prefill((1, number), span, span, span)
+    a = number
+    numbers = (a, a, a, a, a, a, a, a, a, a, a)
+    row = Row("e0", numbers, (prefill,), span, span, span, span)
+    events = [Event(c, 1, None, span) for c in Course if c not in (Course.BEGUN, Course.RECEIVED)]
+    events.append(Event(Course.BEGUN, 1, Prompt("e0", [1], span, number, ""), 0.0))
+    turns = [Turn(1, "k", "e0", number, number, "")]
+    batch = EMPTY._replace(rows=(row,), events=tuple(events), turns=tuple(turns))
+    places = Places([("e0", "http://e0:8000", start_s)])
+    form = BatchForm()
+    told = form.decode(form.encode(batch, places), places).batch
+    assert (len(told.rows), len(told.events), len(told.turns)) == (1, len(events), 1)
+
+
 @given(batch=batches, data=st.data())
 def test_torn_or_changed_bytes_are_a_batch_or_one_kind_of_error(
     batch: Batch, data: st.DataObject
