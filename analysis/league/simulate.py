@@ -90,11 +90,11 @@ def run_rival(
 
     def make() -> tuple[Router, Sequence[object]]:
         decide = make_rule(rival, fleet)
-        router = Router(FleetState(config), decide=decide)
+        known = FleetState(config)
         if fleet.cap is not None:
             for number in range(len(fleet.engines)):
-                router.known.heat.limit(f"e{number}", HeatLimits(cap=fleet.cap))
-        return router, [] if decide is None else [decide]
+                known.heat.limit(f"e{number}", HeatLimits(cap=fleet.cap))
+        return Router(known, decide=decide), [] if decide is None else [decide]
 
     (router, observers), *others = [make() for _ in range(fleet.replicas.count)]
     return simulate(planned, router, options, observers, others)
