@@ -6,10 +6,12 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from proxy.core.admission.queue import QueueLimits
 from replayer.engine.costs import StepCost
 from replayer.engine.types import EngineOptions
 from replayer.virtual.requests import (
     ONE_REPLICA,
+    QUEUE,
     HeatOptions,
     Loss,
     ReplicaOptions,
@@ -28,7 +30,7 @@ class EngineFleet:
 
     `longest_tokens`: tokens of the trace's longest request, the least KV of an engine. `way`,
     `joins_s`, `reports_kv`, `losses`, `migration_limit`, `heat`,
-    `replicas`, `retry`: see `VirtualOptions`.
+    `replicas`, `retry`, `queue`: see `VirtualOptions`. `cap`: most requests in flight on an engine.
     """
 
     engines: tuple[EngineOptions, ...]
@@ -44,6 +46,8 @@ class EngineFleet:
     heat: HeatOptions | None = None
     replicas: ReplicaOptions = ONE_REPLICA
     retry: Retry = field(default_factory=Retry)
+    queue: QueueLimits = QUEUE
+    cap: int | None = None
 
     @property
     def kv_tokens(self) -> int:

@@ -2,6 +2,10 @@
 
 A rule is a policy of the league, alone, with busy thresholds, or with `--late refuse`:
 `cost+0.7/5000` refuses where an instance has 70 % of its KV in use, or 5,000 tokens of prefills.
+With `+now` nobody waits in the queue, as the founding thresholds were meant. With `+fixed` nobody
+waits either, and each instance has the limit of requests in flight that does best in that cell,
+found in hindsight: no rule that could be set beforehand. `bound_ratio`: good answers by the horizon
+over the most that any admission could get (`analysis.league.bound`).
 Clients that are refused come again in one of four ways. Goodput is of answers that ended between
 the warm-up and the horizon, per second, and kept the SLO. Their TTFT counts from the try that was
 served, as a proxy sees it: who was refused and told when to come again is not late. It holds where
@@ -27,12 +31,15 @@ from analysis.bench.options import UNSET, flag, named, numbers
 from analysis.bench.progress import Steps
 from analysis.bench.runner import Experiment, Result, rows_of, workers
 from analysis.bench.tables import number, say, table
+from analysis.league.bound import most_answers
 from analysis.league.fleet import EngineFleet, Scale
 from analysis.league.profiles import PROFILES
 from analysis.league.scale import Bench, fits, given_scale
 from analysis.league.simulate import WARM_UP_RATIO, run_rival
 from analysis.measures import grouped
 from analysis.rivals.registry import RIVALS, Rival
+from proxy.core.admission.queue import QueueLimits
+from proxy.core.latency.slo import Slo
 from proxy.core.types import Thresholds
 from replayer.arguments import InputError, count, names, not_negative, positive, positive_count
 from replayer.virtual.arrivals import LoadRules, Planned, plan
@@ -50,14 +57,22 @@ after half a second whatever is said; do not come again."""
 USUAL_RULES = (
     "cost",
     "cost+late",
+    "cost+fixed",
     "cost+0.7/5000",
     "cost+0.95/20000",
+    "cost+0.7/5000+now",
+    "cost+0.95/20000+now",
     "threshold",
     "cache-aware",
     "session-sticky",
 )
-"""The default, with `--late refuse`, with the founding thresholds for latency and for throughput,
-and other rules."""
+"""The default, with `--late refuse`, with the best fixed limit, with the founding thresholds for
+latency and for throughput, these without a queue, and other rules."""
+NOW, FIXED = "now", "fixed"
+NO_QUEUE = QueueLimits(0, 0, 0.0)
+LIMITS = (2, 4, 8, 16, 32, 64, 128)
+"""Limits that are tried first; then those beside the best one."""
+BETWEEN = (0.75, 1.5)
 FULL = 1.5
 """From this load on a fleet is taken to be offered more than it can carry."""
 
@@ -67,11 +82,13 @@ class OverloadError(InputError):
 
 
 def rule(text: str) -> tuple[str, dict[str, Any]]:
-    """Read POLICY, and what may follow it: +BLOCKS/TOKENS, either of them `-`, and +late.
+    """Read POLICY, and what may follow: +BLOCKS/TOKENS, either of them `-`; +late; +now or +fixed.
 
     Returns the policy, and the fields of RouterConfig that it is to have.
     """
     policy, *more = text.split("+")
+    if more and more[-1] in (NOW, FIXED):
+        del more[-1]
     if policy not in RIVALS:
         raise argparse.ArgumentTypeError(f"{policy!r} is no policy: {', '.join(RIVALS)}")
     options: dict[str, Any] = {}
@@ -92,7 +109,8 @@ def _thresholds(text: str, given: str) -> Thresholds:
         most = None if tokens == "-" else int(tokens)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: must be POLICY, POLICY+BLOCKS/TOKENS as {USUAL_RULES[2]}, or either +late"
+            f"{text!r}: must be POLICY or POLICY+BLOCKS/TOKENS as cost+0.7/5000, "
+            "then +late, then +now or +fixed"
         ) from None
     if not (ratio is None or 0.0 <= ratio <= 1.0) or not (most is None or most >= 0):
         raise argparse.ArgumentTypeError(f"{text!r}: BLOCKS must be 0 to 1, TOKENS 0 or more")
@@ -120,7 +138,9 @@ class OverloadOptions:
         name="load",
     )
     rules: tuple[str, ...] = flag(
-        _rules, "POLICY, POLICY+BLOCKS/TOKENS, or either +late, comma separated", USUAL_RULES
+        _rules,
+        "POLICY or POLICY+BLOCKS/TOKENS, then +late, then +now or +fixed, comma separated",
+        USUAL_RULES,
     )
     clients: tuple[str, ...] = flag(
         names, f"who is refused: {', '.join(CLIENTS)}", ("patient", "hasty")
@@ -170,10 +190,30 @@ def run_task(source: Source, task: Task) -> dict[str, Any]:
     rival = RIVALS[policy]
     with_options = Rival(rival.source, rival.make, {**rival.options, **options})
     fleet = replace(task.fleet, retry=CLIENTS[task.clients])
+    ending = task.rule.rpartition("+")[2]
+    if ending in (NOW, FIXED):
+        fleet = replace(fleet, queue=NO_QUEUE)
     planned = plan(source, task.rules)
-    run = run_rival(with_options, planned, fleet, source.block_tokens)
+
+    def row(limit: int | None) -> dict[str, Any]:
+        run = run_rival(with_options, planned, replace(fleet, cap=limit), source.block_tokens)
+        return {"limit": limit, **figures(run, planned, task.rules)}
+
+    found = best_limit(row) if ending == FIXED else row(None)
     told = {"rule": task.rule, "clients": task.clients, "load": task.load, "seed": task.rules.seed}
-    return {**told, **figures(run, planned, task.rules)}
+    bound = most_answers(planned, fleet, task.rules.horizon_s)
+    return {**told, **found, "bound": bound, "bound_ratio": found["good"] / max(1, bound)}
+
+
+def best_limit(row: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    """Return the row with most goodput over LIMITS, and those beside the best; the lowest limit."""
+
+    def goodput(one: Mapping[str, Any]) -> float:
+        return float(one["goodput_per_s"])
+
+    best = max([row(limit) for limit in LIMITS], key=goodput)
+    beside = [row(round(best["limit"] * factor)) for factor in BETWEEN]
+    return max([best, *beside], key=goodput)
 
 
 def figures(run: VirtualRun, planned: Sequence[Planned], rules: LoadRules) -> dict[str, Any]:
@@ -182,7 +222,8 @@ def figures(run: VirtualRun, planned: Sequence[Planned], rules: LoadRules) -> di
     Of the answers that ended between the warm-up and the horizon: `goodput_per_s`, `late_per_s`,
     and the times. The others are of the requests that were due then. `first_ratio`: the share that
     kept the SLO at the first try. `unserved_ratio`: the share that was refused or timed out in the
-    end. `refusals`: each try counts. `streak`: the most refusals in a row of any session.
+    end. `refusals`: each try counts. `streak`: the most refusals in a row of any session. `good`:
+    answers that kept the SLO by the horizon, from its start.
     """
     from_s, to_s = WARM_UP_RATIO * rules.horizon_s, rules.horizon_s
     due = [row for row, one in zip(run.rows, planned, strict=True) if one.due_s >= from_s]
@@ -190,8 +231,13 @@ def figures(run: VirtualRun, planned: Sequence[Planned], rules: LoadRules) -> di
     answers = [of_virtual(_from_last_try(row), rules.slo) for row in ended]
     good = sum(bool(one.keeps_slo) for one in answers)
     first = sum(not row.rejects and keeps_slo(row, rules.slo) for row in due)
+    by_horizon = [row for row in run.rows if row.end_s is not None and row.end_s <= to_s]
+    refused = [row for row in due if row.rejects]
     return {
         "requests": len(due),
+        "good": sum(keeps_slo(_from_last_try(row), rules.slo) for row in by_horizon),
+        "back_ratio": _back_ratio(refused, rules.slo),
+        "long_ratio": _long_ratio(due),
         "goodput_per_s": good / (to_s - from_s),
         "late_per_s": (len(answers) - good) / (to_s - from_s),
         "first_ratio": first / max(1, len(due)),
@@ -202,6 +248,28 @@ def figures(run: VirtualRun, planned: Sequence[Planned], rules: LoadRules) -> di
         "tpot_s": times(answers, "tpot_s", "p50", "p90", answered=True),
         "drift": run.drift,
     }
+
+
+def _back_ratio(refused: Sequence[VirtualRow], slo: Slo) -> float | None:
+    """The share of the requests that were refused that kept the SLO at their second try."""
+    if not refused:
+        return None
+    good = [row.rejects == 1 and keeps_slo(_from_last_try(row), slo) for row in refused]
+    return sum(good) / len(good)
+
+
+def _long_ratio(due: Sequence[VirtualRow]) -> float | None:
+    """How many prompts of the longest quarter are served, over the share of the others.
+
+    None where none of the others is served.
+    """
+    by_length = sorted(due, key=lambda row: row.prompt_tokens)
+    at = len(by_length) * 3 // 4
+    short, long = [
+        sum(row.outcome == "ok" for row in part) / max(1, len(part))
+        for part in (by_length[:at], by_length[at:])
+    ]
+    return long / short if short else None
 
 
 def _from_last_try(row: VirtualRow) -> VirtualRow:
@@ -256,7 +324,7 @@ def _tasks(
                     yield Task(one, clients, load, offered, fleet)
 
 
-MEANS = ("goodput_per_s", "late_per_s", "first_ratio", "unserved_ratio", "refusals")
+MEANS = ("bound_ratio", "goodput_per_s", "late_per_s", "first_ratio", "unserved_ratio", "refusals")
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -267,7 +335,9 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         tails = {name: _mean([row[name]["p90"] for row in part]) for name in ("ttft_s", "tpot_s")}
         told = dict(zip(("clients", "rule", "load"), key, strict=True))
         streak = max(row["streak"] for row in part)
-        found.append({**told, **means, "p90": tails, "streak": streak})
+        some = {name: _mean([row[name] for row in part]) for name in ("back_ratio", "long_ratio")}
+        limits = sorted({row["limit"] for row in part} - {None})
+        found.append({**told, **means, **some, "p90": tails, "streak": streak, "limits": limits})
     best: dict[tuple[str, str], float] = {}
     for row in found:
         whose = row["clients"], row["rule"]
@@ -310,11 +380,15 @@ COLUMNS = (
     "load",
     "good/s",
     "held %",
+    "of the bound %",
+    "limit",
     "late/s",
     "first %",
     "unserved %",
     "refusals",
     "streak",
+    "back %",
+    "long/short",
     "TTFT p90 s",
     "TPOT p90 ms",
 )
@@ -330,10 +404,14 @@ def print_overload(summary: Sequence[Mapping[str, Any]], console: Console) -> No
             f"{row['load']:g}",
             number(row["goodput_per_s"], 2),
             number(row["held_ratio"], 0, 100.0),
+            number(row["bound_ratio"], 0, 100.0),
+            "/".join(map(str, row["limits"])) or "-",
             number(row["late_per_s"], 2),
             *[number(row[name], 0, 100.0) for name in ("first_ratio", "unserved_ratio")],
             number(row["refusals"], 0),
             str(row["streak"]),
+            number(row["back_ratio"], 0, 100.0),
+            number(row["long_ratio"], 2),
             number(row["p90"]["ttft_s"], 2),
             number(row["p90"]["tpot_s"], 0, 1e3),
         )

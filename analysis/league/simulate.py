@@ -26,6 +26,7 @@ from analysis.rivals.registry import RIVALS, Rival
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.placement.decision import Decide
 from proxy.core.routing.router import Router
+from proxy.core.thermal.readings import HeatLimits
 from proxy.core.types import RouterConfig
 from replayer.virtual.arrivals import LoadRules, Planned, SlotRules, plan, plan_slots
 from replayer.virtual.fleet import simulate
@@ -89,7 +90,11 @@ def run_rival(
 
     def make() -> tuple[Router, Sequence[object]]:
         decide = make_rule(rival, fleet)
-        return Router(FleetState(config), decide=decide), [] if decide is None else [decide]
+        known = FleetState(config)
+        if fleet.cap is not None:
+            for number in range(len(fleet.engines)):
+                known.heat.limit(f"e{number}", HeatLimits(cap=fleet.cap))
+        return Router(known, decide=decide), [] if decide is None else [decide]
 
     (router, observers), *others = [make() for _ in range(fleet.replicas.count)]
     return simulate(planned, router, options, observers, others)
@@ -122,6 +127,7 @@ def setting(
         heat=fleet.heat,
         replicas=fleet.replicas,
         retry=fleet.retry,
+        queue=fleet.queue,
     )
     return config, options
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from analysis.cli import main
-from analysis.league.overload import longest_streak, rule, sentences, summarise
+from analysis.league.overload import best_limit, longest_streak, rule, sentences, summarise
 from proxy.core.types import Thresholds
 from replayer.virtual.requests import Retry, VirtualRow
 from tests.support.traces import SAMPLE
@@ -27,6 +27,8 @@ def test_rules_are_policies_with_options() -> None:
     assert rule("threshold+0.7/5000") == ("threshold", {"thresholds": Thresholds(0.7, 5000)})
     assert rule("cost+-/20") == ("cost", {"thresholds": Thresholds(None, 20)})
     assert rule("cost+late") == ("cost", {"late": "refuse"})
+    assert rule("cost+fixed") == rule("cost+now") == ("cost", {})
+    assert rule("cost+late+now") == ("cost", {"late": "refuse"})
     both = {"thresholds": Thresholds(0.5, None), "late": "refuse"}
     assert rule("cost+0.5/-+late") == ("cost", both)
 
@@ -52,6 +54,24 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], words: list[s
     error = capsys.readouterr().err.strip()
     assert words[0] in error
     assert "\n" not in error
+
+
+def test_the_best_limit_is_found_between_those_that_are_tried_first() -> None:
+    found = best_limit(lambda limit: {"limit": limit, "goodput_per_s": -abs(limit - 25)})
+    assert found["limit"] == 24
+
+
+def test_a_fixed_limit_and_the_bound_are_in_the_rows(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    words = [*OPTIONS.split(), "--rules", "cost,cost+fixed,cost+-/2000+now", "--load", "5"]
+    assert main(["overload", str(SAMPLE), *words, "--clients", "gone", f"--json={out}"]) == 0
+    by = {row["rule"]: row for row in orjson.loads(out.read_bytes())["rows"]}
+    assert len({row["bound"] for row in by.values()}) == 1
+    assert all(row["good"] <= row["bound"] for row in by.values())
+    assert by["cost"]["limit"] is None
+    assert by["cost+fixed"]["limit"] > 0
+    assert by["cost+fixed"]["goodput_per_s"] > by["cost"]["goodput_per_s"]
+    assert by["cost+-/2000+now"]["refusals"] > 0 == by["cost"]["refusals"]
 
 
 def test_a_streak_goes_on_over_a_sessions_requests_until_one_is_served() -> None:
