@@ -85,6 +85,7 @@ def test_an_offloaded_request_waits_longer_for_its_first_token(measured: Measure
     assert not any(told["offloaded"] for told in _of(measured, BASELINE, "beside_home"))
 
 
+@pytest.mark.long
 def test_always_is_the_forerunner_of_the_founding_text(measured: Measured) -> None:
     """All HEAVY requests are offloaded; the late tail of TTFT pays for the quick steps."""
     assert min(_of(measured, "always", "offloaded_ratio")) == 1.0
