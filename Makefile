@@ -47,11 +47,11 @@ demo-check: $(VENV)/.installed
 	$(BIN)/python -m replayer.demo --offload-policy seed-heuristic --out .cache/demo-check
 	$(BIN)/analyze check .cache/demo-check --json .cache/demo-check/check.json
 
-## Every test of half a second or less. Four workers on two cores: many tests wait.
+## Every test of half a second or less. Three workers on two cores: many tests wait, and each worker collects them all.
 ## In a fresh clone pytest's form of the modules is compiled first, or each worker would do it.
 test: $(VENV)/.installed-dev
 	@test -d tests/proxy/core/__pycache__ || $(BIN)/python -m pytest -q --collect-only --ignore=tests/chaos >/dev/null || true
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal --ignore=tests/chaos --ignore=tests/scenarios -m 'not figures and not long'
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal --ignore=tests/chaos --ignore=tests/scenarios -m 'not figures and not long'
 
 ## The others: what a user meets, played to its end by proxy, engines, planner, clients; properties; the demos.
 test-long: $(VENV)/.installed-dev

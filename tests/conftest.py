@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.watchdog import Watchdog
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else its threads spin for the workers' cores
 _FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=_FINE)
 settings.register_profile("quick", settings.get_profile("ci"), max_examples=40)

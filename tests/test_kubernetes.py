@@ -207,6 +207,7 @@ def test_keda_asks_for_a_metric_that_the_proxy_exports() -> None:
     assert {family.name for family in Metrics().registry.collect()} >= {*found}
 
 
+@pytest.mark.long
 @needs_kubectl
 def test_replicas_share_by_the_server_beside_them() -> None:
     objects = rendered(FOLDER / "overlays/replicas")
@@ -236,6 +237,7 @@ def test_replicas_share_by_the_server_beside_them() -> None:
     assert allowed["podSelector"]["matchLabels"].items() <= labels.items()
 
 
+@pytest.mark.long
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kustomize_renders(overlay: str, tmp_path: Path) -> None:

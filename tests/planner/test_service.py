@@ -131,6 +131,7 @@ sys.exit(main(["run", "--proxies", "p:1", *sys.argv[1:]]))
 """A module that is None in sys.modules is one that is not installed."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("missing", ["grpc", "google"])
 def test_plugins_without_their_extra_are_a_line(tmp_path: Path, missing: str) -> None:
     code = WITHOUT % [missing]
@@ -143,6 +144,7 @@ def test_plugins_without_their_extra_are_a_line(tmp_path: Path, missing: str) ->
     assert run.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_without_plugins_nothing_of_grpc_is_imported(tmp_path: Path) -> None:
     code = """
 import asyncio, sys

@@ -52,6 +52,7 @@ def test_every_rule_serves_the_same_sessions_whole(measured: Measured) -> None:
         assert _of(measured, rule, "success_ratio") == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.long
 def test_the_heuristic_offloads_more_the_higher_the_load(measured: Measured) -> None:
     """The founding text expects most at low load, half at eight sessions, almost none at high."""
     low, medium, high = _of(measured, "seed-heuristic", "offloaded_ratio")
@@ -60,6 +61,7 @@ def test_the_heuristic_offloads_more_the_higher_the_load(measured: Measured) -> 
     assert high > 0.5
 
 
+@pytest.mark.long
 def test_why_heavy_requests_stay(measured: Measured) -> None:
     """At low load D decodes nothing; P is the idlest, so it is never above the fleet's mean."""
     assert _of(measured, "seed-heuristic", "heavy_reasons")[0].keys() == {"d_idle"}
@@ -72,6 +74,7 @@ def test_why_heavy_requests_stay(measured: Measured) -> None:
         assert "p_overloaded" not in reasons
 
 
+@pytest.mark.long
 def test_an_offloaded_request_waits_longer_for_its_first_token(measured: Measured) -> None:
     """P lacks the session's prefix and computes it again; then comes the transfer."""
     for rule in ("always", "seed-heuristic"):
@@ -82,6 +85,7 @@ def test_an_offloaded_request_waits_longer_for_its_first_token(measured: Measure
     assert not any(told["offloaded"] for told in _of(measured, BASELINE, "beside_home"))
 
 
+@pytest.mark.long
 def test_always_is_the_forerunner_of_the_founding_text(measured: Measured) -> None:
     """All HEAVY requests are offloaded; the late tail of TTFT pays for the quick steps."""
     assert min(_of(measured, "always", "offloaded_ratio")) == 1.0

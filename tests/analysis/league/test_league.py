@@ -42,6 +42,7 @@ def test_other_seeds_can_be_asked_for(tmp_path: Path) -> None:
     assert second == both[1:]
 
 
+@pytest.mark.long
 def test_replicas_that_share_decide_as_well_as_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

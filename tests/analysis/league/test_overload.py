@@ -94,6 +94,7 @@ def test_clients_come_again_as_they_are() -> None:
     assert Retry(most=1).after_s(_row(3, "a", 2), 7.0) is None
 
 
+@pytest.mark.long
 def test_past_saturation_a_fleet_is_refused_and_late(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

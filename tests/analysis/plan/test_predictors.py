@@ -71,6 +71,7 @@ def test_nights_before_the_first_request_teach_nothing(name: str, values: list[i
     assert said[3:] == predicted(of(), values, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SYNTHETIC)
 @pytest.mark.parametrize("startup_s", [0.0, 30.0, 120.0])
 def test_the_ensemble_costs_at_most_a_twentieth_more_than_the_best(

@@ -14,6 +14,7 @@ from planner.core.types import Context, Traffic
 from planner.sources.workers.arima import Model, answer, best
 from planner.sources.workers.forecasts import asking, child_of
 
+pytestmark = pytest.mark.long  # statsmodels takes over a second to import
 NOISE = (0.3, -0.8, 0.5, 1.1, -0.4, -1.0, 0.7, 0.1, -0.6, 0.9, -0.2, 0.4)
 
 
@@ -34,15 +35,15 @@ def test_a_line_is_differenced() -> None:
 
 
 def test_values_are_appended_and_it_is_fitted_anew_when_it_is_old_or_wrong() -> None:
-    values = [50.0 + 5.0 * NOISE[n % 12] for n in range(60)]
+    values = [50.0 + 5.0 * NOISE[n % 12] for n in range(30)]
     model = Model(30)
-    for end in range(20, 60):
+    for end in range(12, 30):
         assert model.forecast(values[:end], 0, 1) == pytest.approx(50.0, abs=8.0)
     assert model.fits == 2, "once it has as many again"
     model = Model(480)
     model.forecast(values, 0, 1)
     wild = values + [50.0 + 300.0 * NOISE[n % 12] for n in range(10)]
-    for end in range(61, 71):
+    for end in range(31, 41):
         model.forecast(wild[:end], 0, 1)
     assert model.fits == 1
     model.forecast([*wild, 50.0], 0, 1)
@@ -56,7 +57,7 @@ def test_the_same_questions_have_the_same_answers() -> None:
     first, second = dict[int, Model](), dict[int, Model]()
     questions = [
         {"series": 0, "values": values[:end], "first": 0, "ahead": 2, "refit_after": 9}
-        for end in range(5, 30)
+        for end in range(5, 13)
     ]
     one, other = ([answer(models, q) for q in questions] for models in (first, second))
     assert one == other
@@ -69,7 +70,7 @@ def test_the_planner_asks_a_process_and_imports_no_statsmodels_itself() -> None:
     try:
         plugin = asking(Rules(throughput_interval_s=10.0), child.ask)
         windows = [
-            Traffic(10.0, 100.0 + 50.0 * (n % 2) + NOISE[n % 12], 2000.0, 100.0) for n in range(20)
+            Traffic(10.0, 100.0 + 50.0 * (n % 2) + NOISE[n % 12], 2000.0, 100.0) for n in range(12)
         ]
         *_, said = [plugin.evaluate(Context(n, 10.0 * n, {}, {}, w)) for n, w in enumerate(windows)]
         assert said is not None
