@@ -74,21 +74,38 @@ def audited(
             return await answered(request)
         return response
 
+    carried_out = _carries_out(handler, is_replaced)
+
     async def answered(request: web.Request) -> web.StreamResponse:
-        response: web.StreamResponse
-        try:
-            if request.method not in ("GET", "HEAD") and is_replaced():
-                response = error_response(503, _REPLACED, {"Retry-After": "1"})
-            else:
-                response = await handler(request)
-        except BodyError as error:
-            response = error_response(error.status, str(error))
+        response = await carried_out(request)
         if request.method != "GET":
             what = f"{request.method} {request.raw_path.partition('?')[0]}"[:200]
             _log.info("admin: %s from %s: %d", what, request.remote, response.status)
         return response
 
     return checked
+
+
+def _carries_out(handler: Handler, is_replaced: Callable[[], bool]) -> Handler:
+    """The handler, whose orders are refused while a hot restart's copy does not have them."""
+
+    async def told(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except BodyError as error:
+            return error_response(error.status, str(error))
+
+    async def ordered(request: web.Request) -> web.StreamResponse:
+        response = None if is_replaced() else await told(request)
+        # What was ordered while the copy was made may not be in it.
+        if response is None or (response.status < 400 and is_replaced()):
+            response = error_response(503, _REPLACED, {"Retry-After": "1"})
+        return response
+
+    async def either(request: web.Request) -> web.StreamResponse:
+        return await (told if request.method in ("GET", "HEAD") else ordered)(request)
+
+    return either
 
 
 def _may(request: web.Request, options: OptionsInForce, *, is_page: bool) -> bool:

@@ -18,6 +18,7 @@ import aiohttp
 import orjson
 
 from proxy.config.secrets import secret_text
+from proxy.protocol.errors import DEFECTS
 from proxy.telemetry.explain import Explained
 from proxy.telemetry.log import printable
 
@@ -46,12 +47,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Print why a request went where it went. Exit 1: no proxy answers; 2: wrong input."""
     try:
         asked = _parser().parse_args(list(argv))
-        explained = Explained(_record(asked, environ))
-        if asked.json:
-            rows = orjson.dumps(explained.as_json(asked.policy), option=orjson.OPT_INDENT_2)
-            sys.stdout.write(f"{rows.decode()}\n")
-        else:
-            sys.stdout.write(explained.text(asked.policy))
+        sys.stdout.write(_explained(_record(asked, environ), asked))
         sys.stdout.flush()
     except (InputError, ValueError) as error:
         return _fails(str(error), EXIT_INPUT)
@@ -62,6 +58,22 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0
+
+
+def _explained(record: Json, asked: argparse.Namespace) -> str:
+    """What is printed of a record; raises ValueError, and InputError for one of another form."""
+    try:
+        explained = Explained(record)
+        if not asked.json:
+            return explained.text(asked.policy)
+        rows = orjson.dumps(explained.as_json(asked.policy), option=orjson.OPT_INDENT_2)
+    except ValueError:
+        raise
+    except (*DEFECTS, OSError) as error:  # OSError: a time past those that the system knows
+        raise InputError(
+            "its record has a field of another form, which none of ours has"
+        ) from error
+    return f"{rows.decode()}\n"
 
 
 def _fails(why: str, status: int) -> int:

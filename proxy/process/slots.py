@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from proxy.config.load import load
 from proxy.config.options import WORKER, Settings
@@ -130,6 +131,15 @@ class Processes:
                 if found[0] in self.alive:
                     self._statuses[found[0]] = os.waitstatus_to_exitcode(found[1])
 
+    def end_orphans(self) -> None:
+        """End what a worker has left behind: its successor, if it had not named that yet."""
+        for pid in _children():
+            if pid not in self.alive and self.watch(pid, self._forgotten) is not None:
+                self.send(signal.SIGTERM, [pid])
+
+    def _forgotten(self, pid: int) -> None:
+        self.forget(pid)
+
     def forget(self, pid: int) -> int:
         """Watch one no longer; its exit status, 0 if its parent has taken that."""
         fd = self.alive.pop(pid)
@@ -142,6 +152,16 @@ class Processes:
         for pid in pids:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.alive[pid], number)
+
+
+def _children() -> list[int]:
+    """The ids of this process's children; none where the kernel does not tell them."""
+    try:
+        return [
+            int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        ]
+    except OSError:
+        return []
 
 
 @contextmanager

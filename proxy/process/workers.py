@@ -71,6 +71,7 @@ class Launcher:
     def _ended(self, worker: Worker, pid: int) -> None:
         self._hear(worker)  # its last words may name a successor
         status = self._processes.forget(pid)
+        self._processes.end_orphans()
         if worker.pid != pid:
             return  # another one has taken over
         worker.pid, worker.serves = None, False

@@ -90,6 +90,9 @@ class Replicas(Collector):
         self._at = Places(())
         self._is_stale = False
         """What others have told holds no longer."""
+        self._is_behind = False
+        """There is more to hear. Nothing is told then before its tick: it would be heard, too."""
+        self._told_s = -math.inf
         self._slice_s = 0.0
         """When other tasks have a turn; the loop's own clock stands still until then."""
         self._failures = 0
@@ -137,7 +140,9 @@ class Replicas(Collector):
             self._journal.tell_all()
         await self._drop_stale()
         self._ticked_s = now_s
-        batch = self._journal.batch(now_s)
+        is_due = not self._is_behind or now_s - self._told_s >= TICK_S
+        batch = self._journal.batch(now_s) if is_due else None
+        self._told_s = now_s if is_due else self._told_s
         has_more = False
         try:
             heard = await self._exchange(batch)
@@ -187,6 +192,7 @@ class Replicas(Collector):
         what is over.
         """
         places = self._places()
+        self._is_behind = not heard.is_all
         has_rows = heard.is_all or self._clock.now_s() - self._echoed_s <= SILENT_S
         for data in heard.batches:
             await self._in_turns(self._apply(data, places, has_rows=has_rows))

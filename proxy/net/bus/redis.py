@@ -35,8 +35,12 @@ _ENTRY = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 FROM_START: Final = b"0-0"
 
 
+class _TooMuchError(ValueError):
+    """An answer of too many parts or bytes."""
+
+
 class _Bounded(_AsyncRESP2Parser):
-    """redis-py's parser, which gives up an answer of too many parts or bytes by a ValueError."""
+    """redis-py's parser, which gives up an answer of too many parts or bytes."""
 
     _lines_left = _bytes_left = 0
 
@@ -47,12 +51,12 @@ class _Bounded(_AsyncRESP2Parser):
     async def _readline(self) -> bytes:
         self._lines_left -= 1
         if self._lines_left < 0:
-            raise ValueError("an answer of too many parts")
+            raise _TooMuchError
         return await super()._readline()
 
     async def _read(self, length: int) -> bytes:
         if not 0 <= length <= self._bytes_left:
-            raise ValueError("an answer of too many bytes")
+            raise _TooMuchError
         self._bytes_left -= length
         return await super()._read(length)
 
@@ -85,9 +89,12 @@ class RedisBus:
         self._host: str | None = pool.connection_kwargs.get("host")
         self._look_up, self._is_found = LookUps(), False
         self._stream = stream.encode()
+        self._large = f"an entry of {stream} is no batch, and is passed over"
         self._read = self._own = FROM_START
         self._is_clean = True
         self._count = READ_AT_ONCE
+        self._is_past = True
+        """The position is where it can be read on; else a single entry there is no batch."""
 
     async def exchange(self, batch: bytes | None) -> Heard:
         """See `Bus`."""
@@ -99,12 +106,14 @@ class RedisBus:
         try:
             async with asyncio.timeout(EXCHANGE_S):
                 await self._find()
-                answers = await self._ask(batch, count)
-            heard = self._heard(answers, count, has_batch=batch is not None)
+                heard = await (self._ask if self._is_past else self._step_over)(batch, count)
         except TimeoutError:
             raise BusError(f"no answer within {EXCHANGE_S:g} s") from None
         except (RedisError, OSError) as error:
             raise BusError(_line(error)) from error
+        except _TooMuchError as error:
+            self._is_past = self._is_past and count > 1
+            raise BusError(STRANGE if self._is_past else self._large) from error
         except (*DEFECTS, RecursionError) as error:
             # Of redis-py too, which takes an answer to be one of its server.
             raise BusError(STRANGE) from error
@@ -126,15 +135,28 @@ class RedisBus:
             raise BusError(f"its name has no answer within {SOCKET_S:g} s") from None
         self._is_found = True
 
-    async def _ask(self, batch: bytes | None, count: int) -> list[Any]:
+    async def _ask(self, batch: bytes | None, count: int) -> Heard:
         pipeline = self._client.pipeline(transaction=False)
         if batch is not None:
-            kept = max(0, int(self._read.partition(b"-")[0]) - KEPT_MS)
-            trim = (b"MINID", b"~", kept)
-            pipeline.execute_command("XADD", self._stream, *trim, b"*", FIELD, batch)
+            pipeline.execute_command(*self._added(batch))
         read = (b"COUNT", count, b"STREAMS", self._stream, self._read)
         pipeline.execute_command("XREAD", *read)
-        return await pipeline.execute(raise_on_error=False)
+        answers = await pipeline.execute(raise_on_error=False)
+        return self._heard(answers, count, has_batch=batch is not None)
+
+    async def _step_over(self, batch: bytes | None, _count: int) -> Heard:
+        """Go on behind an entry that is no batch of ours: at the next own one."""
+        if batch is None:
+            return Heard([], is_all=True)
+        add = self._client.execute_command
+        answer = await add(*self._added(batch))  # type: ignore[no-untyped-call]
+        self._own = _checked(answer)
+        self._read, self._is_past = _before(self._own), True
+        return Heard([], is_all=False)
+
+    def _added(self, batch: bytes) -> tuple[Any, ...]:
+        kept = max(0, int(self._read.partition(b"-")[0]) - KEPT_MS)
+        return "XADD", self._stream, b"MINID", b"~", kept, b"*", FIELD, batch
 
     def _heard(self, answers: list[Any], count: int, *, has_batch: bool) -> Heard:
         """The new batches; raises what `exchange` knows for an error, or for another answer."""

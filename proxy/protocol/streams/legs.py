@@ -471,6 +471,8 @@ class LaterLeg:
         shown = self._shown(text)
         if reason in ("abort", "error"):
             self.lost = str(reason)
+        elif not isinstance(reason, str | None):
+            self.lost = "error"
         elif shown is None or (reason is not None and trail.overlap):
             self.lost = Unmoved.DIFFERS
             trail.stop(Unmoved.DIFFERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -120,3 +121,29 @@ async def test_the_admin_port_is_the_one_to_ask(
                 await explain("r", "--target", proxy.server.admin_url, **{TOKEN: TOKEN_GIVEN}) == 0
             )
     assert "request r, " in capsys.readouterr().out
+
+
+ODD: tuple[object, ...] = (None, True, -1, 1e18, 1e308, "", "x", [], [1], [[]], {}, {"a": 1})
+
+
+async def test_a_record_with_a_field_of_another_form_is_told_or_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with proxied(tmp_path, 2) as (proxy, _):
+        await proxy.post(chat(words(50)), headers={"X-Request-Id": "r"})
+        (record,) = await proxy.records(1)
+    await asyncio.to_thread(each_is_told, record, tmp_path / "odd", capsys)
+
+
+def each_is_told(record: dict[str, Any], log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = record["candidates"][0]
+    for holder, name in [(record, name) for name in record] + [(row, name) for name in row]:
+        was = holder[name]
+        for odd in ODD:
+            holder[name] = odd
+            log.write_bytes(orjson.dumps(record | {"request_id": "r"}))
+            for form in ((), ("--json",)):
+                status = main(("r", "--log", str(log), *form), {})
+                told = capsys.readouterr().err.splitlines()
+                assert (status, len(told)) in ((0, 0), (2, 1)), (name, odd)
+        holder[name] = was

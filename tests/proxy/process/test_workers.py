@@ -27,6 +27,10 @@ def pids(process: ProxyProcess) -> list[int]:
     return [int(pid) for pid in re.findall(r"INFO cache-proxy .*, process (\d+)\n", process.log)]
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def two_ports() -> int:
     """The first of two in a row that nobody has, below those that the kernel gives out."""
     for port in range(20_000 + os.getpid() % 5_000 * 2, 32_000, 2):
@@ -105,6 +109,22 @@ async def test_each_is_replaced_in_turn_and_nothing_is_lost() -> None:
         process.send_signal(signal.SIGTERM)
         assert await process.ended() == 0
         assert not any(map(is_running, pids(process)))
+
+
+async def test_one_that_is_killed_in_its_turn_leaves_no_successor_that_nobody_manages() -> None:
+    async with Engine() as engine, workers(engine) as process:
+        first = pids(process)[0]
+        process.send_signal(signal.SIGUSR2)
+        own = children(first)
+        await until(lambda: children(first) != own, "its successor", START_S)
+        left = children(first)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: process.found("it starts again"), "the end is seen", START_S)
+        await until(lambda: not any(map(is_running, left)), "the successor ends", START_S)
+        await until(lambda: len(pids(process)) >= 3, "it comes again", START_S)
+        process.send_signal(signal.SIGTERM)
+        assert await process.ended() == 0
+        assert not any(map(is_running, [*left, *pids(process)]))
 
 
 async def test_what_makes_the_first_fail_is_said_once() -> None:

@@ -244,6 +244,21 @@ async def test_rows_of_many_at_once_all_count(world: World) -> None:
     assert world.foreign(0) == 10 * (count - 1)
 
 
+async def test_who_is_behind_tells_no_more_than_a_batch_a_tick(world: World) -> None:
+    """What it tells, all others have to read: with more than READ_AT_ONCE it would never end."""
+    replica = world.add()
+    await world.go_on(2 * TICK_S)
+    world.log.extend([b"\x81\xa1f\x01"] * (8 * READ_AT_ONCE))
+    ledger, told = world.known[0].ledger, result(replica, "sent")
+    for _ in range(4):
+        ledger.open(ledger.charge(ENGINE, Phase.DECODE, 500))
+        await replica.tick()
+    assert result(replica, "sent") == told + 1
+    world.now_s += 1.5 * TICK_S
+    await replica.tick()
+    assert result(replica, "sent") == told + 2
+
+
 async def test_what_cannot_be_read_is_counted_and_said_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

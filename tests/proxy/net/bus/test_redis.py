@@ -297,6 +297,34 @@ async def test_over_a_link_that_carries_few_batches_all_arrive(
         await writer.close()
 
 
+@NEEDED
+@pytest.mark.parametrize("odd", [{b"f%d" % n: b"v" for n in range(200)}, {b"b": b"z" * (18 << 20)}])
+async def test_an_entry_that_is_no_batch_is_passed_over(
+    odd: dict[bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program may write there. Who reads and who comes later hear each other again."""
+    monkeypatch.setitem(redis_bus._OURS, "socket_timeout", WAIT_S)
+    monkeypatch.setattr(redis_bus, "EXCHANGE_S", WAIT_S)
+    async with RedisServer() as server, redis_py.Redis.from_url(server.url, protocol=2) as admin:
+        one = BUSES["redis"](server.url, STREAM)
+        await one.exchange(b"1")
+        await admin.xadd(STREAM, odd)  # type: ignore[arg-type]
+        said: list[str] = []
+        late = BUSES["redis"](server.url, STREAM)
+        for bus, own in ((one, b"2"), (late, b"3")):
+            heard: list[bytes] = []
+            while own not in heard:
+                try:
+                    heard += (await bus.exchange(own)).batches
+                except BusError as error:
+                    said.append(str(error))
+                assert len(said) < 20
+        assert (await one.exchange(None)).batches[-1:] == [b"3"]
+        assert said.count(f"an entry of {STREAM} is no batch, and is passed over") == 2
+        await late.close()
+        await one.close()
+
+
 @asynccontextmanager
 async def narrow(server: RedisServer, most: int) -> AsyncIterator[int]:
     """A port to a server, whose connections end after so many bytes of its answers."""

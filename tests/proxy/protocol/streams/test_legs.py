@@ -276,6 +276,10 @@ NEST = b'{"a":' * 300 + b"1" + b"}" * 300
         b'data: {"choices":[{"index":0,"text":"c","stop_reason":%b,"finish_reason":"x"}]}\n\n'
         % NEST,
         b'data: {"usage":{"z":%b},"choices":[]}\n\n' % NEST,
+        b'data: {"choices":[{"index":0,"text":"c","finish_reason":["x"]}]}\n\n',
+        b'data: {"choices":[{"index":0,"text":"c","finish_reason":{"a":1}}]}\n\n',
+        b'data: {"choices":[{"index":0,"text":"c","finish_reason":true}]}\n\n',
+        b'data: {"choices":[{"index":0,"text":"c","finish_reason":0}]}\n\n',
         b'data: {"choices":[%b1]}\n\n' % (b"{}," * 100_000),
     ],
 )
