@@ -74,10 +74,8 @@ def audited(
             return await answered(request)
         return response
 
-    carried_out = _carries_out(handler, is_replaced)
-
     async def answered(request: web.Request) -> web.StreamResponse:
-        response = await carried_out(request)
+        response = await _carried_out(request, handler, is_replaced)
         if request.method != "GET":
             what = f"{request.method} {request.raw_path.partition('?')[0]}"[:200]
             _log.info("admin: %s from %s: %d", what, request.remote, response.status)
@@ -86,26 +84,24 @@ def audited(
     return checked
 
 
-def _carries_out(handler: Handler, is_replaced: Callable[[], bool]) -> Handler:
-    """The handler, whose orders are refused while a hot restart's copy does not have them."""
+async def _carried_out(
+    request: web.Request, handler: Handler, is_replaced: Callable[[], bool]
+) -> web.StreamResponse:
+    """The handler's answer. An order is refused that a hot restart's copy may not have."""
+    is_order = request.method not in ("GET", "HEAD")
+    if is_order and is_replaced():
+        return _replaced()
+    try:
+        response = await handler(request)
+    except BodyError as error:
+        return error_response(error.status, str(error))
+    if is_order and response.status < 400 and is_replaced():
+        return _replaced()  # the copy was made while its body came, or its address was looked up
+    return response
 
-    async def told(request: web.Request) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except BodyError as error:
-            return error_response(error.status, str(error))
 
-    async def ordered(request: web.Request) -> web.StreamResponse:
-        response = None if is_replaced() else await told(request)
-        # What was ordered while the copy was made may not be in it.
-        if response is None or (response.status < 400 and is_replaced()):
-            response = error_response(503, _REPLACED, {"Retry-After": "1"})
-        return response
-
-    async def either(request: web.Request) -> web.StreamResponse:
-        return await (told if request.method in ("GET", "HEAD") else ordered)(request)
-
-    return either
+def _replaced() -> web.Response:
+    return error_response(503, _REPLACED, {"Retry-After": "1"})
 
 
 def _may(request: web.Request, options: OptionsInForce, *, is_page: bool) -> bool:

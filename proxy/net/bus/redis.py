@@ -93,8 +93,8 @@ class RedisBus:
         self._read = self._own = FROM_START
         self._is_clean = True
         self._count = READ_AT_ONCE
-        self._is_past = True
-        """The position is where it can be read on; else a single entry there is no batch."""
+        self._is_stuck = False
+        """The entry behind the position is no batch, and cannot be read."""
 
     async def exchange(self, batch: bytes | None) -> Heard:
         """See `Bus`."""
@@ -106,14 +106,18 @@ class RedisBus:
         try:
             async with asyncio.timeout(EXCHANGE_S):
                 await self._find()
-                heard = await (self._ask if self._is_past else self._step_over)(batch, count)
+                if self._is_stuck:
+                    heard = await self._step_over(batch)
+                else:
+                    heard = await self._ask(batch, count)
         except TimeoutError:
             raise BusError(f"no answer within {EXCHANGE_S:g} s") from None
         except (RedisError, OSError) as error:
             raise BusError(_line(error)) from error
         except _TooMuchError as error:
-            self._is_past = self._is_past and count > 1
-            raise BusError(STRANGE if self._is_past else self._large) from error
+            is_entry = count == 1 and not self._is_stuck
+            self._is_stuck |= is_entry
+            raise BusError(self._large if is_entry else STRANGE) from error
         except (*DEFECTS, RecursionError) as error:
             # Of redis-py too, which takes an answer to be one of its server.
             raise BusError(STRANGE) from error
@@ -144,14 +148,14 @@ class RedisBus:
         answers = await pipeline.execute(raise_on_error=False)
         return self._heard(answers, count, has_batch=batch is not None)
 
-    async def _step_over(self, batch: bytes | None, _count: int) -> Heard:
+    async def _step_over(self, batch: bytes | None) -> Heard:
         """Go on behind an entry that is no batch of ours: at the next own one."""
         if batch is None:
             return Heard([], is_all=True)
         add = self._client.execute_command
         answer = await add(*self._added(batch))  # type: ignore[no-untyped-call]
         self._own = _checked(answer)
-        self._read, self._is_past = _before(self._own), True
+        self._read, self._is_stuck = _before(self._own), False
         return Heard([], is_all=False)
 
     def _added(self, batch: bytes) -> tuple[Any, ...]:

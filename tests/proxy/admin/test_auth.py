@@ -11,11 +11,17 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 
+from proxy.admin.auth import Denials, audited
 from proxy.cli import warn_of_options
+from proxy.config.in_force import OptionsInForce
 from proxy.config.load import load
+from proxy.config.options import Settings
+from proxy.net.timeouts import Clock
 from proxy.telemetry import metrics as metrics_module
 from proxy.telemetry.log import LOG_EVERY_S
 from tests.support.admin import call
@@ -355,3 +361,21 @@ async def test_with_a_token_any_name_will_do(tmp_path: Path) -> None:
         for headers, status in ((GOOD, 200), ({}, 401)):
             named = headers | {"Host": "gpu-proxy.corp.example"}
             assert (await call(proxy, "GET", "/instances", headers=named))[0] == status
+
+
+@pytest.mark.parametrize(("method", "status"), [("POST", 503), ("DELETE", 503), ("GET", 201)])
+async def test_an_order_that_ends_while_another_process_takes_over_is_to_be_given_again(
+    method: str, status: int
+) -> None:
+    """That process has a copy of what was ordered before, which may be without it."""
+    replaced: list[bool] = []
+
+    async def handler(_request: web.Request) -> web.StreamResponse:
+        replaced.append(True)
+        return web.Response(status=201)
+
+    options = OptionsInForce(Settings(discover=["dns://engines:8000"], bootstrap_port=None))
+    answers = audited(options, Denials(Clock(), lambda: None), lambda: bool(replaced), handler)
+    json = {"Content-Type": "application/json", "Host": "localhost"}
+    assert (await answers(make_mocked_request(method, "/instances", headers=json))).status == status
+    assert len(replaced) == 1
