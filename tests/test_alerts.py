@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.exported import with_engines
 from tests.support.promql import Scrapes, as_drawn
-from tests.test_configs import EXPRESSIONS, alert_expression, alerts, exported
+from tests.test_configs import EXPRESSIONS, alert_expression, alerts
 
 GPU_CELSIUS = "cache_proxy_gpu_temperature_celsius"
 METRICS_PAGE = Path(__file__).parents[1] / "docs/reference/metrics.md"
@@ -305,11 +306,11 @@ def test_the_founding_alert_on_heat_is_there_with_our_names() -> None:
 
 
 def test_every_expression_can_be_evaluated() -> None:
-    """Those of docs/reference/metrics.md too; over scrapes of everything that is exported."""
+    """Those of docs/reference/metrics.md too; over scrapes of all that is exported."""
     scrapes = Scrapes()
     names = [
         name + "{" + ",".join(f'{label}="1"' for label in sorted(labels)) + "}"
-        for name, labels in exported().items()
+        for name, labels in with_engines().items()
     ]
     for at_s in (0.0, WINDOW_S):
         scrapes.add(at_s, "".join(f"{name} {at_s}\n" for name in names), **TARGET)

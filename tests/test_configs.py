@@ -3,8 +3,6 @@
 import re
 import shutil
 import subprocess
-from functools import cache
-from itertools import chain
 from pathlib import Path
 
 import orjson
@@ -14,41 +12,28 @@ from planner.config.options import PlannerOptions
 from planner.core.propose.load import LoadDecision
 from planner.core.propose.throughput import ThroughputDecision
 from planner.telemetry.metrics import PREDICTED, SEEN
-from planner.telemetry.metrics import Metrics as PlannerMetrics
 from planner.telemetry.snapshot import TickOutcome
 from proxy.config.load import default_toml, load, option_tables
 from proxy.config.options import Settings
-from proxy.core.accounts.engine_reports import EngineKv, EngineStats
-from proxy.core.known.fleet_state import FleetState
-from proxy.core.routing.router import Router
 from proxy.core.types import (
     Fallback,
-    Instance,
     MoveCause,
     Outcome,
     Reason,
     RejectReason,
     RouteClass,
-    RouterConfig,
-    Thresholds,
     Unmoved,
 )
-from proxy.fleet.discovery.discovery import DiscoveryCollector
-from proxy.fleet.gauges import FleetCollector
-from proxy.net.bus.form import BatchForm
-from proxy.net.bus.memory import MemoryBus
-from proxy.net.timeouts import Clock
 from proxy.protocol.request_framing import Refusal
-from proxy.state.replicas import Replicas
-from proxy.telemetry.instruments import Counts, Spreads
-from proxy.telemetry.metrics import Metrics
-from tests.support.gpus import gpu_collector
-from tests.support.heat import known_heat
+from tests.support.boards import BOARDS, board_files
+from tests.support.boards.drawing import EVENTS, matched
+from tests.support.exported import exported, with_engines
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
-NAME = r"\b(?:cache_proxy|cache_planner|process)_\w+"
+NAME = r"\b(?:(?:cache_proxy|cache_planner|process)_|vllm:)\w+"
 ADDED_BY_PROMETHEUS = {"job", "instance"}
+"""Labels of every series."""
 # A word that no series carries makes a panel or an alert silently empty.
 WORDS: dict[str, set[str]] = {
     "check": set(RejectReason),
@@ -60,46 +45,18 @@ WORDS: dict[str, set[str]] = {
 }
 
 
-@cache
-def exported():
-    """Every sample name of the proxy's /metrics with its labels, one child of each metric made."""
-    metrics = Metrics()
-    for metric in vars(metrics).values():
-        if isinstance(metric, Counts | Spreads) and metric.label_names:
-            metric.labels(*("x" for _ in metric.label_names))
-    thresholds = Thresholds(active_prefill_tokens_threshold=1)
-    router = Router(FleetState(RouterConfig(prefill_throughput=20000, thresholds=thresholds)))
-    router.known.add(Instance("a", "http://a:1"))
-    router.known.gate.observe_engine("a", EngineKv(1000, 0.5), 0.0)
-    for _ in range(8):
-        router.known.latency.calibration.observe("WARM", 1.0, 1.0, queued=False)
-    stats = EngineStats(
-        kv_used_ratio=0.5, looked_up_tokens=4, local_hit_tokens=2, external_hit_tokens=1
-    )
-    published = router.known.published.open("a", 0)
-    published.heard_s = published.lag_s = 0.0
-    metrics.registry.register(FleetCollector(router.known, {"a": stats}, known_heat("a")))
-    metrics.registry.register(gpu_collector())
-    metrics.backlog.read = lambda: {"m": 0.0}
-    metrics.registry.register(DiscoveryCollector(lambda: {"dns://engines:8000": 0.0}))
-    metrics.registry.register(Replicas(MemoryBus("", ""), BatchForm(), router, Clock()))
-    planner = PlannerMetrics()
-    for metric in vars(planner).values():
-        if getattr(metric, "_labelnames", ()):
-            metric.labels(*("x" for _ in metric._labelnames))
-    labels: dict[str, set[str]] = {}
-    for family in chain(metrics.registry.collect(), planner.registry.collect()):
-        for sample in family.samples:
-            labels.setdefault(sample.name, set()).update(sample.labels)
-    return labels
-
-
 def dashboards():
     return sorted((CONFIGS / "grafana").glob("*.json"))
 
 
+def shown(path):
+    """A board's rows and panels, those of closed rows among them, from top to bottom."""
+    rows = orjson.loads(path.read_bytes())["panels"]
+    return [panel for row in rows for panel in (row, *row.get("panels", ()))]
+
+
 def panels():
-    return [panel for path in dashboards() for panel in orjson.loads(path.read_bytes())["panels"]]
+    return [panel for path in dashboards() for panel in shown(path) if panel["type"] != "row"]
 
 
 def targets():
@@ -120,7 +77,9 @@ def alert_expression(rule):
 
 
 EXPRESSIONS = sorted(
-    {target["expr"] for target in targets()} | set(map(alert_expression, alerts().values()))
+    {target["expr"] for target in targets()}
+    | set(map(alert_expression, alerts().values()))
+    | {matched(expression, with_engines()) for _, expression in EVENTS.values()}
 )
 
 
@@ -135,7 +94,7 @@ def test_proxy_toml_is_what_the_declarations_give():
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_expressions_name_what_is_exported(expression):
-    known = exported()
+    known = with_engines()
     assert expression.count("(") == expression.count(")")
     used = re.findall(r"\b([a-z_][a-z0-9_:]*)(?:\{([^}]*)\})", expression)
     names = set(re.findall(NAME, expression))
@@ -143,15 +102,15 @@ def test_expressions_name_what_is_exported(expression):
     assert names or expression.startswith("absent(up{")
     for name, matchers in used:
         for label, value in re.findall(r'(\w+)=~?"([^"]*)"', matchers):
-            assert label in known.get(name, ADDED_BY_PROMETHEUS)
+            assert label in known.get(name, set()) | ADDED_BY_PROMETHEUS
             assert set(value.split("|")) <= WORDS.get(label, {value})
-    labels = set().union(*(known[name] for name in names))
+    labels = ADDED_BY_PROMETHEUS.union(*(known[name] for name in names))
     for group in re.findall(r"\b(?:by|without) \(([^)]*)\)", expression):
         assert set(group.split(", ")) <= labels
 
 
 def test_legends_name_labels_that_the_expression_keeps():
-    known = exported()
+    known = with_engines()
     for target in targets():
         kept = re.search(r"\bby \(([^)]*)\)", target["expr"])
         names = re.findall(NAME, target["expr"])
@@ -167,27 +126,51 @@ def test_every_metric_for_an_operator_is_on_a_dashboard():
     assert not missing
 
 
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
+def test_boards_are_what_their_modules_give(board):
+    # To renew them: python -m tests.support.renew
+    made = board_files(with_engines())[f"{board.name}.json"]
+    assert (CONFIGS / "grafana" / f"{board.name}.json").read_bytes() == made
+
+
+def test_every_board_is_made_and_is_in_the_kustomization():
+    names = {path.name for path in dashboards()}
+    assert names == set(board_files(with_engines()))
+    listed = (CONFIGS / "grafana/kustomization.yaml").read_text("utf-8")
+    assert set(re.findall(r"\b\w+\.json\b", listed)) == names - {"planner.json"}
+
+
 @pytest.mark.parametrize("path", dashboards(), ids=lambda path: path.name)
-def test_dashboard_layout(path):
-    board = orjson.loads(path.read_bytes())
-    shown = board["panels"]
-    ids = [panel["id"] for panel in shown]
+def test_panels_fill_their_rows_without_overlap(path):
+    found = shown(path)
+    ids = [panel["id"] for panel in found]
     assert len(ids) == len(set(ids))
-    for panel in shown:
-        grid = panel["gridPos"]
-        assert grid["x"] + grid["w"] <= 24
-        assert panel["title"]
     cells = [
         (x, y)
-        for grid in (panel["gridPos"] for panel in shown)
+        for grid in (panel["gridPos"] for panel in found)
         for x in range(grid["x"], grid["x"] + grid["w"])
         for y in range(grid["y"], grid["y"] + grid["h"])
     ]
+    assert all(x < 24 for x, _ in cells)
     assert len(cells) == len(set(cells)), "panels overlap"
-    rows = [panel["gridPos"]["y"] for panel in shown if panel["type"] == "row"]
+    rows = [panel["gridPos"]["y"] for panel in found if panel["type"] == "row"]
     assert rows == sorted(rows), "rows are on the page as they are in the file"
-    names = [variable["name"] for variable in board["templating"]["list"]]
-    assert names == (["datasource"] if path.name == "planner.json" else ["datasource", "upstream"])
+
+
+@pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
+def test_a_panel_says_its_unit_and_the_page_that_says_what_to_do(panel):
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    text, link = panel["description"].split("\n\nWhat to do: ")
+    assert text.endswith(".")
+    page, _, section = link.partition("#")
+    titles = re.findall(r"^#+ (.*)$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
+    assert not section or section in {re.sub(r"\W+", "-", title.lower()) for title in titles}
+
+
+@pytest.mark.parametrize("expression", sorted({target["expr"] for target in targets()}))
+def test_a_variable_picks_by_every_label_that_a_series_has(expression):
+    bare = re.sub(r'(?:, )?\w+=~"\$\w+"', "", expression).replace("{}", "")
+    assert matched(bare, with_engines()) == expression
 
 
 def test_alerts_are_complete():

@@ -1,4 +1,4 @@
-"""A part of PromQL, enough to evaluate the alerts and the dashboard without Prometheus.
+"""A part of PromQL, enough to evaluate the alerts and the boards without Prometheus.
 
 Scrapes are kept as they came. Unlike Prometheus, `rate` and `increase` do not extrapolate to the
 ends of their window, and an instant vector is the last scrape, however old.
@@ -133,7 +133,7 @@ class Scrapes:
 
 def as_drawn(expression: str) -> str:
     """A panel's expression as Grafana sends it: of all instances, in a window of five minutes."""
-    return expression.replace("$__rate_interval", "5m").replace("$upstream", ".*")
+    return re.sub(r"\$\w+", ".*", expression.replace("$__rate_interval", "5m"))
 
 
 def _nameless(labels: Iterable[tuple[str, str]]) -> Labels:

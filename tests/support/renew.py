@@ -9,6 +9,8 @@ from docs.pages import DOCS, map_of_pages
 from planner.config.options import PlannerOptions
 from proxy.config.load import default_toml, option_tables
 from tests.scenarios.test_mistakes import page as mistakes
+from tests.support.boards import board_files
+from tests.support.exported import with_engines
 from tests.support.glossary import glossary, log_fields, migration_fields, shadow_fields
 from tests.support.limits import fixed_limits
 from tests.support.register import directions, modules
@@ -30,7 +32,7 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/reference/request-log.md", "migrations"): migration_fields,
 }
 """What makes the block between two marks of a page."""
-TOML = "configs/proxy.toml"
+TOML, GRAFANA = "configs/proxy.toml", "configs/grafana"
 ALERTS, RULES = "configs/alerts.yml", "configs/kubernetes/overlays/monitoring/rules.yaml"
 
 
@@ -59,6 +61,8 @@ def main() -> None:
     """Renew all of them."""
     (ROOT / TOML).write_text(default_toml(), "utf-8")
     (ROOT / RULES).write_text(rules(), "utf-8")
+    for name, board in board_files(with_engines()).items():
+        (ROOT / GRAFANA / name).write_bytes(board)
     for (name, mark), made in BLOCKS.items():
         path = ROOT / name
         path.write_text(renewed(path.read_text("utf-8"), mark, made()), "utf-8")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote_plus
 
 import aiohttp
 import orjson
 import pytest
 
-from bench.measuring.processes import Child
 from planner.sources.counted import HITS, ISSUED, LOOKED_UP, Counted, Sample
 from planner.sources.prometheus import QUERY, Prometheus
 from planner.sources.reading import SourceError
 from tests.support.harness import RawEngine, chat, plain, proxied, until, words
+from tests.support.prometheus_server import needs_prometheus, prometheus
 
 
 def answer(*series: tuple[str, str, float]) -> bytes:
@@ -70,46 +67,32 @@ async def test_another_answer_is_a_line(body: bytes, why: str) -> None:
         assert fake.address in str(caught.value)
 
 
-CONFIG = """
-global: {scrape_interval: 200ms, scrape_timeout: 200ms}
-scrape_configs:
-  - job_name: cache-proxy
-    static_configs: [{targets: ["%s"]}]
-"""
-
-
 @pytest.mark.long
-@pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="Debian's package prometheus is not installed"
-)
+@needs_prometheus
 async def test_a_real_prometheus_tells_what_was_offered(tmp_path: Path) -> None:
     async with proxied(tmp_path, 1) as (proxy, _):
-        config = tmp_path / "prometheus.yml"
-        target = proxy.server.url.removeprefix("http://")
-        await asyncio.to_thread(config.write_text, CONFIG % target)
-        command: list[Any] = ["prometheus", f"--config.file={config}"]
-        command += [f"--storage.tsdb.path={tmp_path}/tsdb", "--web.listen-address=127.0.0.1:0"]
-        with Child(command) as server:
-            address = await until(lambda: server.found(r'msg="Listening on" address=(\S+)'))
-            async with aiohttp.ClientSession() as session:
-                source = Prometheus(session, f"http://{address[1]}", None)
+        async with (
+            prometheus(tmp_path, {"cache-proxy": proxy.server.url}) as address,
+            aiohttp.ClientSession() as session,
+        ):
+            source = Prometheus(session, address, None)
 
-                async def is_scraped() -> bool:
-                    try:
-                        await source.look()
-                    except SourceError:
-                        return False
-                    return True
+            async def is_scraped() -> bool:
+                try:
+                    await source.look()
+                except SourceError:
+                    return False
+                return True
 
-                await until(is_scraped, "the first scrape")
-                for n in range(3):
-                    await proxy.post(chat(words(50, f"s{n}")))
+            await until(is_scraped, "the first scrape")
+            for n in range(3):
+                await proxy.post(chat(words(50, f"s{n}")))
 
-                async def has_grown() -> bool:
-                    totals, _ = await source.look()
-                    return totals.offered == 3
+            async def has_grown() -> bool:
+                totals, _ = await source.look()
+                return totals.offered == 3
 
-                assert await until(has_grown, "what was offered is there")
+            assert await until(has_grown, "what was offered is there")
 
 
 @pytest.mark.parametrize("lie", [1e17, 5_000.0, 1_000.0])
