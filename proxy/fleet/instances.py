@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from urllib.parse import urlsplit
 
@@ -14,6 +14,7 @@ from proxy.core.fleet.health import MUTE_S, Change, State
 from proxy.core.fleet.short import WHY
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.types import THRESHOLD_FIELDS, FailureKind, Instance
+from proxy.net.addresses import literal
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.client import LENGTH, Upstream
 from proxy.net.upstream.pool import ConnectOptions
@@ -124,7 +125,7 @@ class Instances:
         """Remove an instance and close its connections."""
         self.known.remove(name)
         self._on_removed(name)
-        self.specs.pop(name, None)
+        spec = self.specs.pop(name, None)
         self.reports.pop(name, None)
         self.warnings.pop(name, None)
         self._said.pop(name, None)
@@ -132,16 +133,11 @@ class Instances:
         if self._cards.pop(name, None) is not None:
             self._compare_cards()
         if (upstream := self.by_name.pop(name, None)) is not None:
-            self._keep_names()
+            if any(literal(host) is None for host in _hosts([upstream], [spec] if spec else [])):
+                hosts = _hosts(self.by_name.values(), self.specs.values())
+                self.connect_options.resolver.keep(hosts)
             upstream.went_down()
             await upstream.close()
-
-    def _keep_names(self) -> None:
-        """Forget resolved addresses of host names that no instance has any more."""
-        instances = [upstream.instance for upstream in self.by_name.values()]
-        urls = [url for i in instances for url in (i.url, i.bootstrap_url) if url]
-        urls += [url for spec in self.specs.values() for url in spec.urls]
-        self.connect_options.resolver.keep({urlsplit(url).hostname or "" for url in urls})
 
     def observe_report(self, name: str, stats: EngineStats, mark: int | None = None) -> None:
         """Store an engine's report; `mark` is equal for equal reports, see ReportHistory."""
@@ -416,6 +412,14 @@ class Instances:
         if text != self._fleet_text:
             self._fleet_text, self._fleet_since_s = text, self.clock.now_s()
             _log.log(logging.INFO if text == _FINE else logging.WARNING, text)
+
+
+def _hosts(upstreams: Iterable[Upstream], specs: Iterable[InstanceSpec]) -> set[str]:
+    """The hosts at which instances are."""
+    instances = [upstream.instance for upstream in upstreams]
+    urls = [url for i in instances for url in (i.url, i.bootstrap_url) if url]
+    urls += [url for spec in specs for url in spec.urls]
+    return {urlsplit(url).hostname or "" for url in urls}
 
 
 def _named(models: Collection[str]) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -17,6 +18,7 @@ from proxy.config.values import InstanceSpec
 from proxy.core.types import Instance
 from proxy.fleet.instances import Instances
 from proxy.net.addresses import ForbiddenAddressError, check
+from proxy.telemetry.log import log_each
 
 OPTIONS, OPERATORS, DISCOVERY = "options", "operators", "discovery"
 LOOK_S = 0.05
@@ -25,6 +27,8 @@ DRAINED_S = 60.0
 """For so long it is told of an instance that it has drained."""
 MOST_DRAINED = 1024
 """Drained instances that are told of; of more the oldest are forgotten."""
+STEP = 3
+"""Wishes that are carried out in one turn of the loop; beside 1024 instances one takes 1 ms."""
 _log = logging.getLogger(__name__)
 
 
@@ -91,6 +95,8 @@ class Membership:
         """By name; bounded by the instances."""
         self._lists: dict[str, dict[str, InstanceSpec]] = {}
         """What each source that gives whole lists named last, by its name."""
+        self._whole: set[str] = set()
+        """Those of them whose first list is carried out."""
         self._drained: dict[str, float] = {}
         """When instances had drained that were removed lately, by name."""
         self._is_wanted = asyncio.Event()
@@ -106,40 +112,65 @@ class Membership:
 
         Compared with that list and not with the fleet: what another source changed meanwhile stays.
         """
-        before = self._lists.get(source, {})
-        named = {spec.name for spec in specs}
-        taken = self._taken()
-        answers = [
-            self._judged(source, spec, before.get(spec.name), taken)
-            for spec in specs
-            if spec != before.get(spec.name)
-        ]
-        for name in before:
-            if name not in named and self._fleet.get(name) is not None:
+        return self._answers(source, self._differences(source, specs))
+
+    def want(self, source: str, specs: Sequence[InstanceSpec]) -> list[Answer]:
+        """Carry out what a source wants, by its whole list, at once; see `steps`."""
+        return [answer for some in self.steps(source, specs, sys.maxsize) for answer in some]
+
+    def steps(
+        self, source: str, specs: Sequence[InstanceSpec], wishes: int = STEP
+    ) -> Iterator[list[Answer]]:
+        """Carry out what a source wants, by its whole list, a few `wishes` each; their answers.
+
+        What is refused changes nothing, and counts as not named: the next list may have it again.
+        Between two steps anything may happen. Who stops has wanted what is carried out by then.
+        """
+        wanted, kept = self._differences(source, specs), self._lists.setdefault(source, {})
+        for at in range(0, len(wanted), wishes):
+            some = wanted[at : at + wishes]
+            answers = self._answers(source, some)
+            for answer in answers:
+                self._take(source, answer)
+            for name, spec in some:
+                if spec is None:
+                    kept.pop(name, None)
+            yield answers
+        self._whole.add(source)
+
+    def listed(self, source: str) -> Mapping[str, InstanceSpec]:
+        """What a source has wanted, as far as it was not refused, by name."""
+        return self._lists.get(source, {})
+
+    def _differences(
+        self, source: str, specs: Sequence[InstanceSpec]
+    ) -> list[tuple[str, InstanceSpec | None]]:
+        """What a source's list has otherwise than its last one; None: it names it no more."""
+        before, named = self.listed(source), {spec.name for spec in specs}
+        differing = [(spec.name, spec) for spec in specs if spec != before.get(spec.name)]
+        return [*differing, *((name, None) for name in before if name not in named)]
+
+    def _answers(
+        self, source: str, wishes: Iterable[tuple[str, InstanceSpec | None]]
+    ) -> list[Answer]:
+        before, taken, answers = self.listed(source), self._taken(), []
+        for name, spec in wishes:
+            if spec is not None:
+                answers.append(self._judged(source, spec, before.get(name), taken))
+            elif self._fleet.get(name) is not None:
                 verdict = Verdict.DRAIN if self._may_drain(source, name) else Verdict.KEPT
                 answers.append(Answer(name, verdict))
         return answers
 
-    def want(self, source: str, specs: Sequence[InstanceSpec]) -> list[Answer]:
-        """Carry out what a source wants, by its whole list; one answer for each difference.
-
-        What is refused changes nothing, and counts as not named: the next list may have it again.
-        """
-        answers, before = self.judge(source, specs), self._lists.get(source, {})
-        kept = {spec.name: spec for spec in specs}
-        is_first = source not in self._lists
-        for answer in answers:
-            if is_first and answer.verdict is Verdict.NEW and answer.name in self._left_out:
-                self._gone.add(answer.name)
-                continue
-            if answer.verdict is not Verdict.REFUSED:
-                self._carry_out(source, answer)
-            elif answer.name in before:
-                kept[answer.name] = before[answer.name]
-            else:
-                kept.pop(answer.name, None)
-        self._lists[source] = kept
-        return answers
+    def _take(self, source: str, answer: Answer) -> None:
+        """Carry an answer out, and note what the source wants by it."""
+        is_left_out = source not in self._whole and answer.name in self._left_out
+        if is_left_out and answer.verdict is Verdict.NEW:
+            self._gone.add(answer.name)
+        elif answer.verdict is not Verdict.REFUSED:
+            self._carry_out(source, answer)
+        if answer.spec is not None and answer.verdict is not Verdict.REFUSED:
+            self._lists[source][answer.name] = answer.spec
 
     def of_operators(self) -> dict[str, list[str]]:
         """What operators changed, for a successor's `carry_on`.
@@ -185,6 +216,8 @@ class Membership:
         answer = self._judged(OPERATORS, spec, None, self._taken())
         if answer.verdict is not Verdict.REFUSED:
             self._carry_out(OPERATORS, answer)
+            if answer.verdict is Verdict.NEW:
+                _log.info("instance %s added: %s", spec.name, spec.url)
             if entry:
                 self._entries[spec.name] = entry
         return answer
@@ -224,19 +257,20 @@ class Membership:
         """Remove each instance that drains once its last request is over, until cancelled."""
         while True:
             await self._is_wanted.wait()
-            if await self.sweep():
-                await asyncio.sleep(LOOK_S)
-            else:
+            await asyncio.sleep(LOOK_S)
+            if not await self.sweep():
                 self._is_wanted.clear()
 
     async def sweep(self) -> bool:
         """Remove what has drained; returns whether any instance drained."""
         draining = [m.instance.name for m in self._fleet.members() if m.is_draining]
+        removed = {}
         for name in draining:
             if self._has_drained(name):
-                _log.info("instance %s is removed: its last request is over", name)
+                removed[name] = "is removed: its last request is over"
                 self._note_drained(name, self._instances.clock.now_s())
                 await self.remove(name)
+        log_each(_log, removed, "removed, their last requests are over")
         return bool(draining)
 
     def _has_drained(self, name: str) -> bool:
@@ -302,8 +336,6 @@ class Membership:
             listed = {s for s, specs in self._lists.items() if name in specs}
             self._wishes[name] = _Wishes({source} | listed)
             self._instances.add(spec, self._options.settings.connect_timeout)
-            if source != OPTIONS:  # the options' are named in the line of the reload
-                _log.info("instance %s added: %s", name, spec.url)
         else:
             if source == OPTIONS or spec.sensors:  # another source that names none leaves them
                 self._instances.specs[name] = spec

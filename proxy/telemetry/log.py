@@ -15,7 +15,8 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from itertools import islice
 from logging.handlers import QueueHandler
 from typing import Any
 
@@ -179,6 +180,20 @@ class Throttle:
 def more(suppressed: int) -> str:
     """End of a log line: the number of similar lines that were suppressed."""
     return f"; {suppressed} more since the last line" if suppressed else ""
+
+
+EACH, FEW = 8, 3
+"""More instances than EACH that share a line's cause are one line, which names a FEW of them."""
+
+
+def log_each(log: logging.Logger, lines: Mapping[str, str], of_many: str) -> None:
+    """Log a line for each instance, by its name; of more than EACH how many `of_many` is true."""
+    if len(lines) > EACH:
+        few = ", ".join(islice(lines, FEW))
+        log.info("%d instances %s: %s and %d more", len(lines), of_many, few, len(lines) - FEW)
+        return
+    for name, line in lines.items():
+        log.info("instance %s %s", name, line)
 
 
 class LoopFaults:

@@ -12,6 +12,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.samples import Sample
 
 from proxy import __version__
 from proxy.core import is_compiled
@@ -23,6 +24,7 @@ from proxy.net.timeouts import Clock
 from proxy.net.tls import HandshakeEnd
 from proxy.protocol.request_framing import Refusal
 from proxy.telemetry.instruments import Counts, Levels, Spreads
+from proxy.telemetry.log import printable
 from proxy.telemetry.record import RequestRecord
 
 PREFIX = "cache_proxy"
@@ -318,7 +320,10 @@ class Metrics:
 
 
 class Taken(CollectorRegistry):
-    """A copy of a registry's present values, which a thread can write out later."""
+    """A copy of a registry's present values, which a thread can write out later.
+
+    Label values are made printable, as in the log: engines word the names of models.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()
@@ -326,7 +331,15 @@ class Taken(CollectorRegistry):
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        yield from self._families
+        for family in self._families:
+            family.samples = [_readable(sample) for sample in family.samples]
+            yield family
+
+
+def _readable(sample: Sample) -> Sample:
+    if "".join(sample.labels.values()).isprintable():
+        return sample
+    return sample._replace(labels={n: printable(value) for n, value in sample.labels.items()})
 
 
 def single(name: str, text: str, value: float) -> GaugeMetricFamily:

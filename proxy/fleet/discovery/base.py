@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,8 +27,8 @@ class Found:
     leaving: frozenset[str] = frozenset()
 
 
-Tell = Callable[[Found], None]
-"""Called each time that a source has told, or proven, its instances."""
+Tell = Callable[[Found], Awaitable[None]]
+"""Awaited each time that a source has told, or proven, its instances."""
 
 
 class Source(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -19,11 +20,11 @@ from prometheus_client.registry import Collector
 from proxy.config.in_force import OptionsInForce
 from proxy.config.values import InstanceSpec
 from proxy.fleet.discovery.base import DiscoveryError, Found, Source
-from proxy.fleet.membership import DISCOVERY, Membership, Verdict
+from proxy.fleet.membership import DISCOVERY, Answer, Membership, Verdict
 from proxy.net.addresses import refused
 from proxy.net.timeouts import Clock, Limit
 from proxy.protocol.errors import DEFECTS
-from proxy.telemetry.log import Throttle, more
+from proxy.telemetry.log import Throttle, log_each, more
 from proxy.telemetry.metrics import PREFIX
 
 FIRST_S = 3.0
@@ -32,6 +33,8 @@ PAUSE_S, MOST_PAUSE_S = 0.5, 3.0
 """Pause between two connections to a source; each failure in a row doubles it, up to the second."""
 AGAIN_S = 1.0
 """An instance that cannot come yet is offered again after this time."""
+CHECKS = 32
+"""Addresses that are checked in one turn of the loop; one takes up to 50 us."""
 _ODD = "it tells what the proxy cannot take"
 _DEFECTS = (*DEFECTS, OSError, RuntimeError)
 """Nothing that a source tells may end the periodic tasks, and so the process."""
@@ -68,8 +71,8 @@ class Discovery:
         self._count_refused = count_refused
         now_s = clock.now_s()
         self._asked = {text: _Asked(source, now_s) for text, source in sources.items()}
-        self._offered: dict[str, InstanceSpec] = {}
-        """What the fleet has taken of the last offer, by name."""
+        self._is_told = asyncio.Event()
+        """Set where the fleet is not offered yet what a source has told."""
         self._has_waiting = False
         """Whether an instance cannot come yet: its name or address drains, or has another owner."""
         self._late: set[str] = set()
@@ -94,15 +97,16 @@ class Discovery:
         return {text: max(0.0, now_s - asked.told_s) for text, asked in self._asked.items()}
 
     async def begin(self) -> None:
-        """Ask every source once, for FIRST_S at most."""
+        """Ask every source once, for FIRST_S at most, and bring in what they tell."""
         async with asyncio.TaskGroup() as group:
             for text in self._asked:
                 group.create_task(self._look(text))
+        await self._offer()
 
     async def run(self) -> None:
         """Follow every source until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._offer_again())
+            group.create_task(self._offering())
             for text in self._asked:
                 group.create_task(self._follow(text))
 
@@ -110,7 +114,7 @@ class Discovery:
         try:
             with Limit(FIRST_S):
                 found = await self._asked[text].source.look()
-            self._told(text, found)
+            await self._told(text, found)
         except TimeoutError:
             self._failed(text, f"no answer in {FIRST_S:g} s")
         except DiscoveryError as error:
@@ -132,11 +136,12 @@ class Discovery:
                 pause_s = MOST_PAUSE_S
             await asyncio.sleep(pause_s)
 
-    async def _offer_again(self) -> None:
+    async def _offering(self) -> None:
         while True:
-            await asyncio.sleep(AGAIN_S)
-            if self._has_waiting:
-                self._offer()
+            with suppress(TimeoutError), Limit(AGAIN_S):
+                await self._is_told.wait()
+            if self._is_told.is_set() or self._has_waiting:
+                await self._offer()
 
     def _failed(self, text: str, why: str, defect: Exception | None = None) -> None:
         """Log why what a source told last stays: one line per cause, and now and then again.
@@ -151,10 +156,10 @@ class Discovery:
             said = text, why, stay, more(suppressed)
             _log.warning("discovery %s: %s; %s%s", *said, exc_info=defect)
 
-    def _told(self, text: str, found: Found) -> None:
+    async def _told(self, text: str, found: Found) -> None:
         """Take what a source tells; where none of it may be used, what it told last stays."""
         asked = self._asked[text]
-        refusals = self._refusals([*found.instances, *asked.last.values()])
+        refusals = await self._refusals([*found.instances, *asked.last.values()])
         usable = {s.name: s for s in found.instances if s.url not in refusals}
         self._note_refused(text, {s.url for s in found.instances} & refusals.keys(), refusals)
         kept = {
@@ -171,13 +176,15 @@ class Discovery:
         else:
             asked.last = kept
             self._failed(text, _NONE)
-        self._offer()
+        self._is_told.set()
 
-    def _refusals(self, specs: Iterable[InstanceSpec]) -> dict[str, str]:
+    async def _refusals(self, specs: Iterable[InstanceSpec]) -> dict[str, str]:
         """Why URLs may not be used, by URL."""
         allowed, own_ports = self._options.settings.allow_cidr, self._members.own_ports
         found = {}
-        for url in {spec.url for spec in specs}:
+        for turn, url in enumerate({spec.url for spec in specs}, 1):
+            if not turn % CHECKS:
+                await asyncio.sleep(0)
             parts = urlsplit(url)
             address = ip_address(parts.hostname or "")
             if why := refused(address, parts.port or 0, allowed, own_ports):
@@ -195,21 +202,36 @@ class Discovery:
                 )
         asked.refused = frozenset(urls)
 
-    def _offer(self) -> None:
-        """Offer the fleet what all sources told last.
+    async def _offer(self) -> None:
+        """Offer the fleet what all sources told last, until they tell more."""
+        self._is_told.clear()
+        try:
+            await self._bring_in(dict(self._wanted()))
+        except _DEFECTS as error:
+            for text in self._asked:
+                self._failed(text, _ODD, error)
+
+    async def _bring_in(self, wanted: Mapping[str, InstanceSpec]) -> None:
+        """Bring the fleet to what is wanted.
 
         What has moved to another address is left out once, so that it drains there first.
         """
-        wanted = dict(self._wanted())
-        coming = [s for name, s in wanted.items() if self._offered.get(name, s) == s]
-        answers = self._members.want(DISCOVERY, coming)
-        late = {answer.name for answer in answers if answer.verdict is Verdict.REFUSED}
-        for answer in answers:
-            if answer.verdict is Verdict.DRAIN:
-                _log.info("instance %s drains: no discovery wants it any more", answer.name)
-        self._note_late(late)
-        self._offered = {spec.name: spec for spec in coming if spec.name not in late}
-        self._has_waiting = len(self._offered) < len(wanted)
+        offered = self._members.listed(DISCOVERY)
+        coming = [s for name, s in wanted.items() if offered.get(name, s) == s]
+        answers: list[Answer] = []
+        for some in self._members.steps(DISCOVERY, coming):
+            answers += some
+            await asyncio.sleep(0)
+            if self._is_told.is_set():
+                break
+        else:
+            self._note_late({a.name for a in answers if a.verdict is Verdict.REFUSED})
+            self._has_waiting = len(self._members.listed(DISCOVERY)) < len(wanted)
+        new = [a.spec for a in answers if a.spec is not None and a.verdict is Verdict.NEW]
+        log_each(_log, {spec.name: f"added: {spec.url}" for spec in new}, "added")
+        why = "drains: no discovery wants it any more"
+        gone = {a.name: why for a in answers if a.verdict is Verdict.DRAIN}
+        log_each(_log, gone, "drain, no discovery wants them any more")
 
     def _note_late(self, late: set[str]) -> None:
         for name in sorted(late - self._late):

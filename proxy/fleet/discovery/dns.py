@@ -45,5 +45,5 @@ class Dns:
 
     async def follow(self, tell: Tell) -> None:
         """Look once, then wait for the next time; raises DiscoveryError."""
-        tell(await self.look())
+        await tell(await self.look())
         await asyncio.sleep(self._every_s)

@@ -106,7 +106,7 @@ class Kubernetes:
         slices = Slices()
         async with self._connected() as api:
             await self._list(api, slices)
-            tell(slices.found())
+            await tell(slices.found())
             try:
                 with Limit(self._times.watch_s):
                     await self._watch(api, slices, tell)
@@ -143,7 +143,7 @@ class Kubernetes:
                 while events := await self._events(reply, lines):
                     rest_s = REST_S
                     if await _apply(slices, events) or loop.time() - told_s >= PROVEN_S:
-                        tell(slices.found())
+                        await tell(slices.found())
                         told_s, rest_s = loop.time(), self._times.tell_s
                     await asyncio.sleep(rest_s)
             finally:

@@ -24,6 +24,7 @@ from proxy.fleet.membership import (
     OPERATORS,
     OPTIONS,
     RIGHTS,
+    STEP,
     Membership,
     Rights,
     Verdict,
@@ -311,6 +312,25 @@ async def test_what_operators_changed_is_carried_on_by_a_successor() -> None:
     assert second.members.of_operators()["gone"] == []
     await second.members.remove("x")
     assert second.members.of_operators()["added"] == ["b=127.0.0.1:12"]
+
+
+async def test_a_list_that_is_broken_off_has_said_what_is_carried_out() -> None:
+    house = House()
+    house.members.want(OPTIONS, [SPECS["c"]])
+    await house.members.carry_on({"gone": ["c", "n5"]})
+    many = [spec(f"n{n}", 20 + n) for n in range(2 * STEP)]
+    steps = house.members.steps(DISCOVERY, many)
+    assert len(next(steps)) == STEP
+    assert [*house.members.listed(DISCOVERY)] == [one.name for one in many[:STEP]]
+    await house.members.remove("n1")
+    for answers in house.members.steps(DISCOVERY, [*many[1:], spec("n0", 99)]):
+        assert len(answers) <= STEP
+    assert house.members.listed(DISCOVERY)["n0"] == many[0], "it is there with another address"
+    names = {m.instance.name for m in house.router.known.fleet.members()}
+    assert names == {one.name for one in many} - {"n1", "n5"}, "the first whole list has them too"
+    house.members.want(DISCOVERY, many[1:5])
+    house.members.want(DISCOVERY, many[1:])
+    assert house.state("n5") == "serves", "named anew"
 
 
 async def test_drained_instances_are_told_of_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

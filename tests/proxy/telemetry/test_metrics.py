@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.types import FailureKind, Outcome, RejectReason
-from proxy.telemetry.metrics import Metrics
+from proxy.net.timeouts import Clock
+from proxy.telemetry.metrics import Exposition, Metrics
 from proxy.telemetry.record import Migration, RequestRecord
 
 STREAM: dict[str, Any] = {
@@ -126,3 +128,26 @@ def test_closed_labels_begin_at_zero(metrics: Metrics) -> None:
     checks = {check for reason, check in pairs if reason == "queue_full"}
     assert checks == {reason for reason, check in pairs if reason == check}
     assert ("memory", "none") in pairs
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        ("red\x1b[31m", "red\\u001b[31m"),
+        ('two\r\nlines\\ "quoted"', 'two\\u000d\\u000alines\\ "quoted"'),
+        ("turned\u202eround \U0001f600", "turned\\u202eround \U0001f600"),
+    ],
+)
+async def test_what_others_word_is_printable_in_labels(
+    metrics: Metrics, model: str, shown: str
+) -> None:
+    metrics.backlog.read = lambda: {model: 2.0}
+    metrics.discovery_refused.labels(model).inc()
+    metrics.kv_transfer.labels(model, "d").observe(1.0)
+    text = (await Exposition(metrics.registry, Clock(), lambda now_s: None).text()).decode()
+    assert all(line.isprintable() for line in text.split("\n"))
+    families = text_string_to_metric_families(text)
+    found = {s.name: s.labels for family in families for s in family.samples}
+    assert found["cache_proxy_backlog_seconds"] == {"model": shown}
+    assert found["cache_proxy_discovery_refused_total"] == {"source": shown}
+    assert found["cache_proxy_kv_transfer_seconds_count"] == {"prefill": shown, "decode": "d"}

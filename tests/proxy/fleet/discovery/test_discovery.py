@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from proxy.config.values import InstanceSpec
 from proxy.fleet.discovery import discovery
 from proxy.fleet.discovery.base import DiscoveryError, Found, Tell
 from proxy.fleet.discovery.discovery import DiscoveryCollector
-from proxy.fleet.membership import OPERATORS, OPTIONS
+from proxy.fleet.membership import OPERATORS, OPTIONS, STEP
+from proxy.telemetry.log import EACH
 from tests.proxy.fleet.discovery.conftest import Begins
 from tests.support.harness import until
 
@@ -37,7 +39,7 @@ class Told:
         return Found(tuple(map(InstanceSpec.parse, self.entries)), self.leaving)
 
     async def follow(self, tell: Tell) -> None:
-        tell(await self.look())
+        await tell(await self.look())
         await self._changed.wait()
         self._changed.clear()
 
@@ -143,6 +145,80 @@ async def test_a_fence_that_is_narrowed_drains_what_is_outside(discovering: Begi
         found.options.use(Settings(**narrow))
         source.say()
         await found.becomes("a")
+
+
+MANY = tuple(f"m{n}=10.0.{2 + n // 200}.{n % 200 + 1}:8000" for n in range(64))
+
+
+async def test_many_come_and_go_a_few_in_one_turn_of_the_loop(discovering: Begins) -> None:
+    source, most = Told(A), 0
+    everything = {spec.partition("=")[0] for spec in (A, *MANY)}
+    async with discovering({"one": source}) as found:
+        holds = {"a": found.hold("a")}
+        for said in ((A, *MANY), (A,), (A, *MANY), (A,)):
+            source.say(*said)
+            wanted, before = {spec.partition("=")[0] for spec in said}, found.fleet
+            while {name for name in found.fleet.split() if not name.endswith("-")} != wanted:
+                await asyncio.sleep(0)
+                now = found.fleet
+                most = max(most, len(set(now.split()) - set(before.split())))
+                before = now
+            holds |= {name: found.hold(name) for name in wanted - holds.keys()}
+        assert {name.rstrip("-") for name in found.fleet.split()} == everything
+        for over in holds.values():
+            over()
+    assert 0 < most <= STEP
+
+
+async def test_many_within_one_told_set_are_one_line(
+    discovering: Begins, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    source = Told(A)
+    async with discovering({"one": source}) as found:
+        source.say(A, *MANY)
+        await until(lambda: len(found.fleet.split()) == 1 + len(MANY))
+        source.say(A, *MANY[:EACH])
+        await until(lambda: len(found.fleet.split()) == 1 + EACH)
+        source.say(A)
+        await found.becomes("a")
+    told = [r.getMessage() for r in caplog.records]
+    of_many = [
+        "64 instances added: m0, m1, m2 and 61 more",
+        "56 instances drain, no discovery wants them any more: m8, m9, m10 and 53 more",
+        "56 instances removed, their last requests are over: m8, m9, m10 and 53 more",
+    ]
+    few = [f"m{n}" for n in range(EACH)]
+    of_few = [f"instance {n} drains: no discovery wants it any more" for n in few]
+    of_few += [f"instance {n} is removed: its last request is over" for n in few]
+    assert told == ["instance a added: http://10.0.0.1:8000", *of_many, *of_few]
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_the_last_told_set_is_reached_whatever_came_between(
+    seed: int, discovering: Begins
+) -> None:
+    chance, holds = random.Random(seed), []
+    one, two = Told(A), Told(A)
+    async with discovering({"one": one, "two": two}) as found:
+        for _ in range(40):
+            names = chance.sample(range(24), chance.randrange(1, 24))
+            entries = [f"m{n}=10.0.0.{n + chance.choice((1, 1, 1, 101))}:80" for n in names]
+            chance.choice((one, two)).say(*entries)
+            if chance.random() < 0.3:
+                found.members.want(OPTIONS, [InstanceSpec.parse(e) for e in MANY[: len(names)]])
+            for _ in range(chance.choice((0, 1, 2, 5, 30))):
+                await asyncio.sleep(0)
+            if there := [m.instance.name for m in found.known.fleet.usable()]:
+                holds.append(found.hold(chance.choice(there)))
+            if len(holds) > 3:
+                holds.pop(0)()
+        found.members.want(OPTIONS, [])
+        for over in holds:
+            over()
+        told = [e.partition("=") for e in (*two.entries, *one.entries)]
+        wanted = {name: f"http://{address}" for name, _, address in told}
+        await until(lambda: {name: found.url(name) for name in found.fleet.split()} == wanted)
 
 
 class Odd(Told):

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from proxy.config.values import DiscoverAt
-from proxy.fleet.discovery import kubernetes
+from proxy.fleet.discovery import base, kubernetes
 from proxy.fleet.discovery.base import DiscoveryError
 from proxy.fleet.discovery.kubernetes import Api, Kubernetes, Times
 from tests.proxy.fleet.discovery.conftest import Begins, Found
@@ -233,10 +233,11 @@ async def test_lines_of_a_watch(
 async def test_a_set_is_told_when_it_has_changed(api: SlicesApi, home: Path) -> None:
     api.put(a_slice("s", A))
     told: list[list[str]] = []
-    of = service(api, home)[str(AT)]
-    task = asyncio.create_task(
-        of.follow(lambda found: told.append([spec.name for spec in found.instances]))
-    )
+
+    async def tell(found: base.Found) -> None:
+        told.append([spec.name for spec in found.instances])
+
+    task = asyncio.create_task(service(api, home)[str(AT)].follow(tell))
     await watched(api)
     for _ in range(9):
         api.bookmark()
@@ -257,10 +258,11 @@ async def test_a_watch_proves_a_set_that_stays(
     monkeypatch.setattr(kubernetes, "PROVEN_S", 0.0)
     api.put(a_slice("s", A))
     told: list[list[str]] = []
-    of = service(api, home)[str(AT)]
-    task = asyncio.create_task(
-        of.follow(lambda found: told.append([spec.name for spec in found.instances]))
-    )
+
+    async def tell(found: base.Found) -> None:
+        told.append([spec.name for spec in found.instances])
+
+    task = asyncio.create_task(service(api, home)[str(AT)].follow(tell))
     await watched(api)
     api.bookmark()
     await until(lambda: told == [["a"], ["a"]])
