@@ -16,10 +16,8 @@ import ipaddress
 import logging
 import re
 import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from itertools import islice
@@ -27,7 +25,7 @@ from urllib.parse import urlsplit
 
 from proxy.config.values import InstanceSpec
 from proxy.core.types import FailureKind
-from proxy.net.timeouts import Limit
+from proxy.net.timeouts import Limit, MayHang
 from proxy.protocol.errors import UpstreamFailure
 
 Address = IPv4Address | IPv6Address
@@ -62,54 +60,26 @@ LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class LookUps:
-    """The system's name service, asked for one name by one thread, which no exit waits for.
+    """The system's name service, asked for one name by one call, which may hang.
 
-    A call that hangs cannot be ended. In a pool of threads it would hold up the other names. Who
-    asks for a name meanwhile waits for the same answer.
+    Who asks for a name meanwhile waits for the same answer.
     """
 
     def __init__(self) -> None:
-        self._asked: dict[str, asyncio.Future[list[str] | str]] = {}
+        self._calls = MayHang[list[str]]("names", LOOK_UPS)
+        self._asked: dict[str, asyncio.Future[list[str]]] = {}
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:
         """See `LookUp`. No time limit."""
         asked = self._asked.get(host)
         if asked is None:
-            asked = self._ask(host)
-        found = await asyncio.shield(asked)
-        if isinstance(found, str):
-            raise OSError(found)
-        return found
-
-    def _ask(self, host: str) -> asyncio.Future[list[str] | str]:
-        if len(self._asked) >= LOOK_UPS:
-            raise OSError(f"{LOOK_UPS} names have no answer yet")
-        loop = asyncio.get_running_loop()
-        asked: asyncio.Future[list[str] | str] = loop.create_future()
-
-        def settle(found: list[str] | str) -> None:
-            del self._asked[host]
-            asked.set_result(found)
-
-        def in_thread() -> None:
-            found = _found(host)
-            with suppress(RuntimeError):  # the loop is closed: the process ends
-                loop.call_soon_threadsafe(settle, found)
-
-        try:
-            threading.Thread(target=in_thread, name="names", daemon=True).start()
-        except RuntimeError as error:  # there are too many threads
-            raise OSError(str(error)) from error
-        self._asked[host] = asked
-        return asked
+            asked = self._asked[host] = self._calls.begin(lambda: _found(host))
+            asked.add_done_callback(lambda _: self._asked.pop(host))
+        return await asyncio.shield(asked)
 
 
-def _found(host: str) -> list[str] | str:
-    """The addresses of a host, or why it has none."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        return str(error)
+def _found(host: str) -> list[str]:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [str(info[4][0]) for info in found]
 
 

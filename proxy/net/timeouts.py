@@ -1,4 +1,4 @@
-"""The clock, and timeouts that share one timer.
+"""The clock, timeouts that share one timer, and calls that may hang.
 
 `Clock` is monotonic for durations and decisions, and anchored once to unix time for the log. The
 log's times are corrected by the system clock's drift from the anchor.
@@ -16,11 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
+from proxy.protocol.errors import DEFECTS
+
+T = TypeVar("T")
 DRIFT_S = 0.001
 """Less than this between the system's clock and the anchor is left as it is."""
 DRIFT_EVERY_S = 0.1
@@ -312,3 +317,64 @@ class RateLimit(Limit):
         if elapsed_s >= self.seconds / 3 and self._progress() < self._per_s * elapsed_s:
             self._expire()
         super().look(now_s)
+
+
+_FAILURES: tuple[type[Exception], ...] = (OSError, *DEFECTS)
+
+
+class MayHang(Generic[T]):
+    """Calls that may hang for ever, `most` at once, each in a thread that no exit waits for.
+
+    A call that hangs cannot be ended. In a pool of threads it would hold up the others.
+    """
+
+    def __init__(self, name: str, most: int = 1) -> None:
+        self._name, self._most = name, most
+        self._running: set[asyncio.Future[T]] = set()
+
+    def begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """What a call returns, or its OSError or defect; OSError where too many have not ended."""
+        if len(self._running) >= self._most:
+            raise OSError("no answer: earlier calls have not come back")
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        given = (call, done)
+        thread = threading.Thread(target=self._run, args=given, name=self._name, daemon=True)
+        self._running.add(done)
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many threads
+            self._running.discard(done)
+            raise OSError(str(error)) from error
+        return done
+
+    async def run(self, call: Callable[[], T], limit_s: float) -> T:
+        """The same, awaited; OSError as well where the call does not end within the limit."""
+        done = self.begin(call)
+        try:
+            with Limit(limit_s):
+                return await done
+        except TimeoutError:
+            if not done.cancelled():
+                raise
+        raise OSError(f"no answer in {limit_s:g} s")
+
+    def _run(self, call: Callable[[], T], done: asyncio.Future[T]) -> None:
+        results: list[T] = []
+        failure: Exception | None = None
+        try:
+            results.append(call())
+        except _FAILURES as error:
+            failure = error.with_traceback(None)
+        self._running.discard(done)  # before the result is there: the thread lives on for a moment
+        with suppress(RuntimeError):  # the loop is closed: the process ends
+            done.get_loop().call_soon_threadsafe(_settle, done, results, failure)
+
+
+def _settle(done: asyncio.Future[T], results: list[T], failure: Exception | None) -> None:
+    if done.cancelled():
+        return
+    if failure is None:
+        done.set_result(results[0])
+    else:
+        done.set_exception(failure)
+        done.exception()  # perhaps nobody waits for it any more

@@ -28,10 +28,10 @@ from proxy.config.sources import ConfigError, options
 from proxy.core.routing.router import Router
 from proxy.fleet.instances import Instances
 from proxy.fleet.membership import OPTIONS, Answer, Membership, Verdict
-from proxy.fleet.sensors.base import MayHang, SensorError
 from proxy.net import tls
-from proxy.net.timeouts import Clock
+from proxy.net.timeouts import Clock, MayHang
 from proxy.process import access_changes
+from proxy.protocol.errors import DEFECTS
 from proxy.state.access import bearer
 from proxy.telemetry.metrics import Metrics
 
@@ -172,7 +172,7 @@ class Reloader:
         async with self._reading:
             try:
                 found: T | ConfigError = await self._reads.run(tried, READ_S)
-            except SensorError as error:
+            except (OSError, *DEFECTS) as error:
                 raise NotReadError(f"its files cannot be read: {error}") from error
         if isinstance(found, ConfigError):
             raise copy(found)  # this frame keeps it: see UpstreamFailure.again

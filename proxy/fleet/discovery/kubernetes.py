@@ -20,10 +20,9 @@ from proxy.config.values import DiscoverAt
 from proxy.core.types import FailureKind, Instance
 from proxy.fleet.discovery.base import DiscoveryError, Found, Tell
 from proxy.fleet.discovery.slices import GONE, Lines, OutdatedError, Slices
-from proxy.fleet.sensors.base import MayHang, SensorError
 from proxy.net.cheap_tls import cheap
 from proxy.net.peer_documents import TooMuchError, read_json
-from proxy.net.timeouts import Limit
+from proxy.net.timeouts import Limit, MayHang
 from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.pool import ConnectOptions
 from proxy.net.upstream.response import UpstreamResponse
@@ -178,7 +177,7 @@ class Kubernetes:
         try:
             token, ca = await self._files.run(lambda: _read(self._api.account), READ_S)
             options = ConnectOptions(_trusting(ca) if self._api.url.startswith("https") else None)
-        except (SensorError, ValueError, OSError) as error:  # SSLError is an OSError
+        except (ValueError, OSError) as error:  # SSLError is an OSError
             raise DiscoveryError(f"service account {self._api.account}: {error}") from error
         instance = Instance("kubernetes", self._api.url)
         upstream = Upstream(instance, self._times.connect_s, connect_options=options)

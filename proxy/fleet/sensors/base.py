@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import threading
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from proxy.config.sensors import SensorAt
 from proxy.core.thermal.readings import GpuReading
+from proxy.net.timeouts import MayHang
 from proxy.net.upstream.client import LIST_BYTES, get_from
 from proxy.net.upstream.pool import ConnectOptions, Pool
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
@@ -27,7 +25,7 @@ THERMAL_REASONS = 0x20 | 0x40
 """Bits of NVIDIA's reasons for a lower clock that mean heat: by software, by the hardware."""
 
 
-class SensorError(Exception):
+class SensorError(OSError):
     """A sensor gave no readings; the text says why, in one line."""
 
 
@@ -51,56 +49,14 @@ class MakesSensor(Protocol):
     ) -> Sensor: ...
 
 
-class MayHang(Generic[T]):
-    """Calls that may hang for ever, one at a time, each in a thread that no exit waits for."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._runs = False
-
-    async def run(self, call: Callable[[], T], limit_s: float) -> T:
-        """The result of a call; raises SensorError, also if it or an earlier call hangs."""
-        if self._runs:
-            raise SensorError("no answer: an earlier reading has not come back")
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-
-        def settle(results: list[T], error: SensorError) -> None:
-            if done.cancelled():
-                return
-            if results:
-                done.set_result(results[0])
-            else:
-                done.set_exception(error)
-
-        def in_thread() -> None:
-            results, error = _tried(call)
-            self._runs = False  # before the result is there: the thread lives on for a moment
-            with suppress(RuntimeError):  # the loop is closed: the process ends
-                loop.call_soon_threadsafe(settle, results, error)
-
-        thread = threading.Thread(target=in_thread, name=self._name, daemon=True)
-        self._runs = True
-        try:
-            thread.start()
-        except RuntimeError as error:  # there are too many threads
-            self._runs = False
-            raise SensorError(str(error)) from error
-        try:
-            async with asyncio.timeout(limit_s):
-                return await done
-        except TimeoutError as error:
-            raise SensorError(f"no answer in {limit_s:g} s") from error
-
-
-def _tried(call: Callable[[], T]) -> tuple[list[T], SensorError]:
-    """The result of a call, or its failure."""
+async def answer(calls: MayHang[T], call: Callable[[], T], limit_s: float) -> T:
+    """The result of a call that may hang; raises SensorError."""
     try:
-        return [call()], SensorError()
-    except SensorError as error:
-        return [], error
+        return await calls.run(call, limit_s)
+    except SensorError:
+        raise
     except (OSError, *DEFECTS) as error:
-        return [], SensorError(str(error))
+        raise SensorError(str(error)) from error
 
 
 class Source:

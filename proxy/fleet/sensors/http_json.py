@@ -14,8 +14,9 @@ from typing import Any
 
 from proxy.config.sensors import MOST_INDEX, JsonFields, SensorAt
 from proxy.core.thermal.readings import GpuReading
-from proxy.fleet.sensors.base import ANSWER_S, MayHang, SensorError, Source, reading, within
+from proxy.fleet.sensors.base import ANSWER_S, SensorError, Source, answer, reading, within
 from proxy.net.peer_documents import TooMuchError, read_json
+from proxy.net.timeouts import MayHang
 from proxy.net.upstream.pool import ConnectOptions
 
 FILE_BYTES = 1 << 20
@@ -100,7 +101,7 @@ class File:
 
     async def read(self, at_s: float) -> list[GpuReading]:
         """The GPUs of the document; raises SensorError."""
-        body, age_s = await self._calls.run(lambda: _load(Path(self._at.path)), ANSWER_S)
+        body, age_s = await answer(self._calls, lambda: _load(Path(self._at.path)), ANSWER_S)
         return parse(body, self._at.fields, self._at.host, at_s - age_s)
 
     async def close(self) -> None:

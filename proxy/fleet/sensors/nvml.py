@@ -15,7 +15,8 @@ from typing import Any
 
 from proxy.config.sensors import SensorAt
 from proxy.core.thermal.readings import GpuReading
-from proxy.fleet.sensors.base import THERMAL_REASONS, MayHang, SensorError, reading
+from proxy.fleet.sensors.base import THERMAL_REASONS, SensorError, answer, reading
+from proxy.net.timeouts import MayHang
 from proxy.net.upstream.pool import ConnectOptions
 
 CALL_S = 2.0
@@ -111,7 +112,7 @@ class Nvml:
 
     async def read(self, at_s: float) -> list[GpuReading]:
         """Every GPU of this machine; raises SensorError."""
-        return await self._calls.run(lambda: LIBRARY.read_all(self._host, at_s), CALL_S)
+        return await answer(self._calls, lambda: LIBRARY.read_all(self._host, at_s), CALL_S)
 
     async def close(self) -> None:
         """Nothing is held."""

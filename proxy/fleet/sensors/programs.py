@@ -13,8 +13,9 @@ from typing import Any
 
 from proxy.config.sensors import SensorAt
 from proxy.core.thermal.readings import GpuReading
-from proxy.fleet.sensors.base import MIB, MayHang, SensorError, number, reading, within
+from proxy.fleet.sensors.base import MIB, SensorError, answer, number, reading, within
 from proxy.net.peer_documents import read_json
+from proxy.net.timeouts import MayHang
 from proxy.net.upstream.pool import ConnectOptions
 
 PROGRAM_S = 3.0
@@ -134,7 +135,7 @@ class Program:
     async def read(self, at_s: float) -> list[GpuReading]:
         """The GPUs of this machine; raises SensorError."""
         # A program that is killed ends only when the driver lets go of it.
-        output = await self._calls.run(lambda: output_of(self._command), PROGRAM_S + KILL_S)
+        output = await answer(self._calls, lambda: output_of(self._command), PROGRAM_S + KILL_S)
         return self._parse(output, self._host, at_s)
 
     async def close(self) -> None:

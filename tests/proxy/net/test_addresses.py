@@ -307,7 +307,7 @@ async def test_names_without_an_answer_hold_up_no_other_name(hanging: Hanging) -
     assert await look_up("fast", 1) == ["127.0.0.1"]
     waiting.append(asyncio.create_task(look_up("slow", 1)))
     await asyncio.sleep(0)
-    with pytest.raises(OSError, match=f"{LOOK_UPS} names"):
+    with pytest.raises(OSError, match="earlier calls"):
         await look_up("fast", 1)
     assert sorted(hanging.asked) == sorted([*slow, "fast", "slow"])
     hanging.released.set()

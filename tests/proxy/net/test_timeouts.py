@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
-from proxy.net.timeouts import FAR_S, FAR_TICKS, TICK_S, Alarm, Clock, IdleLimit, Limit, RateLimit
+from proxy.net.timeouts import (
+    FAR_S,
+    FAR_TICKS,
+    TICK_S,
+    Alarm,
+    Clock,
+    IdleLimit,
+    Limit,
+    MayHang,
+    RateLimit,
+)
+from tests.support.harness import WAIT_S
 from tests.support.virtual_time import VirtualLoop, run
 
 
@@ -224,3 +237,47 @@ def test_the_systems_clock_moves_and_the_anchor_stays(monkeypatch: pytest.Monkey
         assert clock.unix_now() + drift_s == pytest.approx(clock.wall_now(), abs=30.0)
         monkeypatch.setattr(time, "time_ns", real)
         assert clock.drift_s(later_s) == drift_s, "not compared for every request"
+
+
+async def test_a_call_that_hangs_is_given_up_and_leaves_room_when_it_ends() -> None:
+    calls, ends = MayHang[bool]("hangs", 2), threading.Event()
+    with pytest.raises(OSError, match=r"no answer in 0\.05 s"):
+        await calls.run(ends.wait, 0.05)
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "hangs")
+    assert thread.daemon, "no exit waits for it"
+    assert await calls.run(lambda: True, WAIT_S), "there is room for one more"
+    late = calls.begin(ends.wait)
+    with pytest.raises(OSError, match="earlier calls have not come back"):
+        await calls.run(lambda: True, WAIT_S)
+    ends.set()
+    assert await late
+    thread.join()
+    assert await calls.run(lambda: True, WAIT_S)
+
+
+@pytest.mark.parametrize("failure", [OSError("gone"), TimeoutError("late"), ValueError("odd")])
+async def test_what_a_call_raises_is_raised_or_goes_unseen(
+    failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> None:
+        raise failure
+
+    calls = MayHang[None]("fails")
+    with pytest.raises(type(failure), match=str(failure)):
+        await calls.run(fails, WAIT_S)
+    done = calls.begin(fails)
+    await asyncio.wait([done])
+    del done
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR], "nobody waited for it"
+
+
+async def test_a_thread_that_cannot_start_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls = MayHang[bool]("few")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(OSError, match="can't start new thread"):
+            await calls.run(lambda: True, WAIT_S)
+    assert await calls.run(lambda: True, WAIT_S)

@@ -121,7 +121,7 @@ async def test_a_file_that_hangs_is_told_and_asked_no_more(
     sensor = File(SensorAt.parse("file", f"{path}#/t", "h"), ConnectOptions(), 1.0)
     with pytest.raises(SensorError, match=r"no answer in 0\.05 s"):
         await sensor.read(1000.0)
-    with pytest.raises(SensorError, match="an earlier reading has not come back"):
+    with pytest.raises(SensorError, match="earlier calls have not come back"):
         await sensor.read(1001.0)
     hanging = [thread for thread in threading.enumerate() if thread.name == "file"]
     assert [thread.daemon for thread in hanging] == [True], "no exit waits for it"

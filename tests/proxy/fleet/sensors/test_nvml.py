@@ -104,7 +104,7 @@ async def test_a_driver_that_hangs_is_given_up(
     package.hangs = threading.Event()
     sensor = Nvml(AT, ConnectOptions(), 1.0)
     for _ in range(2):
-        with pytest.raises(SensorError, match=r"no answer in 0\.05 s|has not come back"):
+        with pytest.raises(SensorError, match=r"no answer in 0\.05 s|not come back"):
             await sensor.read(0.0)
     package.hangs.set()
     package.hangs = None
