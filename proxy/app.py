@@ -413,7 +413,9 @@ class Proxy:
         )
         refused = state.metrics.client_errors
         log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
-        self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)
+        self._rules = Rules(
+            settings.header_timeout, settings.max_body_bytes, log, self.state.unread
+        )
         self._drain = Drain(
             state.options,
             state.in_flight,

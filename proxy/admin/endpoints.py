@@ -352,6 +352,8 @@ class ModelsPath:
     def __init__(self, instances: Instances, access: Access) -> None:
         self._instances, self._access = instances, access
         self._kept = KeptCards(instances.clock.now_s)
+        self._listed: tuple[dict[str, bytes], bytes] = {}, b'{"object":"list","data":[]}'
+        """The last cards as one body: answers that are not read yet share its memory."""
 
     async def models(self, request: web.Request) -> web.Response:
         """All models of the instances in use and of those that rest, each once."""
@@ -359,8 +361,10 @@ class ModelsPath:
             cards = await self._cards(request)
         except ProxyError as error:
             return responses.error(request.path, error, CIMultiDict())
-        body = b'{"object":"list","data":[%b]}' % b",".join(cards.values())
-        return web.Response(body=body, content_type="application/json", charset="utf-8")
+        if cards != self._listed[0]:
+            joined = b'{"object":"list","data":[%b]}' % b",".join(cards.values())
+            self._listed = cards, joined
+        return _json_bytes(self._listed[1])
 
     async def model(self, request: web.Request) -> web.Response:
         """The card of one model, whose name may have slashes in it."""
@@ -368,7 +372,7 @@ class ModelsPath:
         try:
             cards = await self._cards(request)
             if (card := cards.get(name)) is not None:
-                return web.Response(body=card, content_type="application/json", charset="utf-8")
+                return _json_bytes(card)
             if fleet.serves(name):
                 raise ModelAwayError("no instance that serves the model answers now")
             raise UnknownModelError.of(name[:MODEL_CHARS], {*cards, *fleet.models()})

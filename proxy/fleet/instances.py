@@ -35,7 +35,7 @@ _MOST_COMPARED = 256
 """Models of an instance that are compared with others'; an engine may list thousands."""
 _EACH_ITSELF = "the proxy cannot see which engine has cached what; give each engine as an instance"
 _MOST_ADDRESSES = 8
-_MOST_TOLD, _SHOWN = 3, 100
+_MOST_TOLD, _SHOWN, _MOST_CHARS = 3, 100, 1024
 """Differences that a warning names, and characters of each name and value in it."""
 ANSWERS = "answers"
 """The topic of the warning on hollow or short answers."""
@@ -205,7 +205,7 @@ class Instances:
         """
         if name in self.by_name:
             models = islice((card for card in cards if not card.get("parent")), _MOST_COMPARED)
-            told = {str(c["id"]): tuple(c.get(key) for key in _CARD) for c in models}
+            told = {str(c["id"]): tuple(_compared(c.get(key)) for key in _CARD) for c in models}
             if told != self._cards.get(name):
                 self._cards[name] = told
                 self._compare_cards()
@@ -426,3 +426,10 @@ def _named(models: Collection[str]) -> str:
     """A few models by name."""
     shown = ", ".join(model[:_SHOWN] for model in sorted(models)[:_MOST_TOLD]) or "no model"
     return f"{shown} and {len(models) - _MOST_TOLD} more" if len(models) > _MOST_TOLD else shown
+
+
+def _compared(told: object) -> object:
+    """What is compared of a card's member: a number, or the beginning of a text."""
+    if isinstance(told, str):
+        return told[:_MOST_CHARS]
+    return told if told is None or isinstance(told, int | float) else "of another form"

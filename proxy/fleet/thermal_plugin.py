@@ -121,7 +121,8 @@ def _engines(raw: bytes) -> list[tuple[int, int]] | None:
 def _said(raw: bytes) -> str:
     """An error's message as one line, whatever the instance sent."""
     try:
-        text = str(read_json(raw)["error"]["message"])
+        text = read_json(raw)["error"]["message"]
+        text = text if isinstance(text, str) else raw.decode(errors="replace")
     except (ValueError, TypeError, KeyError):
         text = raw.decode(errors="replace")
     return printable(text[:_WORDS]) or "without a word"

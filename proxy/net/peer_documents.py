@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
+from proxy.protocol.body import MAX_DEPTH, is_deep
 from proxy.protocol.streams.parse_cost import is_cheap
 
 T = TypeVar("T")
@@ -46,10 +47,16 @@ class Sample(NamedTuple):
 
 
 def read_json(raw: bytes) -> Any:
-    """The value of a document; raises ValueError where it is not JSON, or too much of it."""
+    """The value of a document; raises ValueError where it is not JSON, or too much of it.
+
+    orjson takes what is nested 1,024 deep: to compare or to write that is a RecursionError.
+    """
     if not is_cheap(raw):
         raise TooMuchError("it has too many values")
-    return orjson.loads(raw)
+    value = orjson.loads(raw)
+    if is_deep({"": value}, raw):
+        raise TooMuchError(f"it is nested deeper than {MAX_DEPTH}")
+    return value
 
 
 def wanted_lines(

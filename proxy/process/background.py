@@ -9,11 +9,15 @@ from typing import Protocol
 
 from proxy.core.admission.memory import Level, Watermark
 from proxy.process.memory import give_back, resident_bytes
+from proxy.protocol.errors import DEFECTS
+from proxy.telemetry.log import Throttle, more
 from proxy.telemetry.metrics import Metrics
 
 LAG_INTERVAL_S = 0.05
 """Twenty samples a second, for 0.1 % of a core: of few samples, the p99 is just the worst one."""
 MEMORY_INTERVAL_S = 0.5
+AGAIN_S = 1.0
+"""Between the failure of a part and its next start."""
 GIVE_BACK_S, CALM_S = 5.0, 2.0
 """Free memory is returned to the kernel at most every GIVE_BACK_S, and not within CALM_S of a giant
 prompt. A return takes 0.1 ms, after a burst of giant prompts 10 ms or more.
@@ -45,7 +49,22 @@ async def run(
         group.create_task(_lag(metrics), name="loop-lag")
         group.create_task(_memory(memory, shed), name="memory")
         for name, part in parts.items():
-            group.create_task(part.run(), name=name)
+            group.create_task(_carry_on(name, part), name=name)
+
+
+async def _carry_on(name: str, part: Runs) -> None:
+    """Run a part until it ends; one that a defect ends starts again, and the others go on."""
+    throttle, loop = Throttle(), asyncio.get_running_loop()
+    while True:
+        try:
+            await part.run()
+            return
+        except* (*DEFECTS, RuntimeError):
+            if (before := throttle.turn(name, loop.time())) is not None:
+                _log.exception(
+                    "the periodic task %s failed, and starts again%s", name, more(before)
+                )
+        await asyncio.sleep(AGAIN_S)
 
 
 async def _lag(metrics: Metrics) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from proxy.config.regular_files import read_regular
 
+SEND_S = 0.1
+"""Time for a supervisor that has not read what came before."""
 FAILED = "a hot restart failed; the log says why"
 _log = logging.getLogger(__name__)
 
@@ -69,5 +71,5 @@ class Notifier:
             return
         address = "\0" + self._address[1:] if self._address[0] == "@" else self._address
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.settimeout(0.0)
+            sock.settimeout(SEND_S)
             sock.sendto(state.encode(), address)

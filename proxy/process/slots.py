@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,6 +30,8 @@ BACKLOG = 4096
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 """Between the end of a worker and its next start."""
 _HEARD_BYTES = 4096
+_LONGEST_FOLDER = 100
+"""The kernel takes names of sockets up to 107 bytes."""
 _SUBREAPER = 36
 _SENDER = struct.Struct("3i")
 """Process, user and group of who sent a datagram, by the kernel."""
@@ -105,7 +108,8 @@ class Processes:
 
     def start(self, worker: Worker, on_end: Callable[[int], None]) -> int | None:
         """Start a worker's process; its id, or None where the kernel has no room for one now."""
-        told = {"NOTIFY_SOCKET": "@" + worker.hears.getsockname()[1:].decode()}
+        name = worker.hears.getsockname()
+        told = {"NOTIFY_SOCKET": name if isinstance(name, str) else "@" + name[1:].decode()}
         # In a group of its own: Ctrl-C reaches the launcher, which passes it on once.
         try:
             pid = spawn(worker.handed, worker.words, told, setpgroup=0)
@@ -169,6 +173,7 @@ def opened(settings: Settings) -> Iterator[list[Worker]]:
     """The workers with their sockets, which are closed at the end; raises OSError."""
     with ExitStack() as held:
         workers = []
+        folder = _folder(held)
         public = _bound(held, settings.host, settings.port, settings.workers)
         for number, sockets in enumerate(public):
             handed = [("public", sock.fileno()) for sock in sockets]
@@ -179,9 +184,21 @@ def opened(settings: Settings) -> Iterator[list[Worker]]:
             hears = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
             hears.settimeout(0.0)
             hears.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            hears.bind("")  # the kernel chooses a name, which no folder makes too long
+            hears.bind(f"{folder}/{number}" if folder else "")
             workers.append(Worker(number, flags(settings, number), handed, hears))
         yield workers
+
+
+def _folder(held: ExitStack) -> str:
+    """A folder of this user's alone, removed at the end; none where there is no room for one.
+
+    Without it the kernel chooses a name, to which any user of the machine may send.
+    """
+    try:
+        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="cache-proxy-"))
+    except OSError:
+        return ""
+    return folder if len(os.fsencode(folder)) < _LONGEST_FOLDER else ""
 
 
 def _bound(held: ExitStack, host: str, port: int, count: int) -> list[list[socket.socket]]:

@@ -173,6 +173,14 @@ class UnknownModelError(BadRequestError):
         return cls(f"The model `{model}` does not exist. {there}".rstrip(), param="model")
 
 
+class LoopError(ProxyError):
+    """The request has come through this proxy before: an instance is a proxy that leads back."""
+
+    status = 508
+    type = "upstream_error"
+    code = "loop_detected"
+
+
 class ModelAwayError(ProxyError):
     """The model is known, but no instance that serves it answers."""
 
@@ -263,7 +271,14 @@ class UpstreamTimeoutError(ProxyError):
     outcome = Outcome.UPSTREAM_TIMEOUT
 
 
-DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+DEFECTS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 """Errors that the proxy's own code raises over an unexpected answer of an engine."""
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from secrets import token_hex
 from typing import Final
 
+from proxy.protocol.errors import LoopError
 from proxy.protocol.memo import Memo
 
 HOP_BY_HOP = frozenset(
@@ -26,6 +28,7 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"accept-encoding",
     b"content-encoding",
     b"expect",
+    b"via",
     b"x-request-id",
     b"x-data-parallel-rank",
     b"x-kv-cache-source-host-port",
@@ -84,7 +87,10 @@ _NO_PAGES = frozenset(
     for charset in (b"", b"; charset=utf-8", b";charset=utf-8")
 )
 """Types of which a browser runs nothing. Of two in one line, or in two, it takes the last."""
-_IDENTITY = b"Accept-Encoding: identity\r\n"
+_OWN = b"cache-proxy-" + token_hex(4).encode()
+"""This process in a Via header (RFC 9110, 7.6.3)."""
+_ALWAYS = b"Accept-Encoding: identity\r\nVia: 1.1 %b\r\n" % _OWN
+_LOOP = "the request has come through this proxy before: one of its instances leads back to it"
 _ROUTE_PARTS: Memo[tuple[str, str, str, str], tuple[bytes, bytes, bytes]] = Memo(1024)
 _NOTHING: frozenset[bytes] = frozenset()
 CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
@@ -99,10 +105,13 @@ def forwarded(
 ) -> bytes:
     """A client's end-to-end headers as lines for an instance, after X-Request-Id.
 
+    Raises LoopError for a request that this process has sent itself.
+
     `hidden`: further names (lower case) that are not forwarded; `added`: lines that are added.
     """
-    lines = [b"X-Request-Id: ", request_id.encode(), b"\r\n", _IDENTITY, added]
+    lines = [b"X-Request-Id: ", request_id.encode(), b"\r\n", _ALWAYS, added]
     named: set[bytes] = set()
+    came = b""
     known = _GOES.known
     for name, value in fields:
         if (goes := known.get(name)) is None:
@@ -110,14 +119,24 @@ def forwarded(
         if goes:
             if not hidden or name.lower() not in hidden:
                 lines += (name, b": ", value, b"\r\n")
-        elif name.lower() == b"connection":
+        elif (lower := name.lower()) == b"connection":
             named |= _tokens(value)
+        elif lower == b"via":
+            came += _via(value)
     named -= _NOT_NOMINATED
     if named - _PLAIN_CONNECTION:
+        named.add(b"connection")
         kept = [(n, v) for n, v in fields if n.lower() not in named]
-        kept = [f for f in kept if f[0].lower() != b"connection"]
         return forwarded(kept, request_id, hidden, added)
+    lines[3] = came + _ALWAYS
     return b"".join(lines)
+
+
+def _via(value: bytes) -> bytes:
+    """A Via header of proxies before this one; raises LoopError where it is among them."""
+    if _OWN in value:
+        raise LoopError(_LOOP)
+    return b"Via: %b\r\n" % value
 
 
 def credentials(lines: bytes) -> bytes:

@@ -41,6 +41,7 @@ from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, OTHER, RESPONSES, Dialect, endpoint_of
 from proxy.protocol.errors import (
+    LoopError,
     ProxyError,
     ResponseNotFoundError,
     StoppingError,
@@ -533,6 +534,8 @@ class Exchange:
         return response
 
     def _refuse(self, error: ProxyError) -> web.Response:
+        if isinstance(error, LoopError):
+            self.owners.telemetry.looped()
         self._end(error.outcome, error.status, error.message)
         return responses.error(self.path, error, self._extra_headers())
 

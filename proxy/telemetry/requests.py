@@ -111,6 +111,10 @@ class RequestTelemetry:
         """A request asks for a model that no instance serves. `known`: those that there are."""
         self._failures.note_unknown(model, known, self._now_s())
 
+    def looped(self) -> None:
+        """A request came back that this proxy has sent to an instance."""
+        self._failures.note_loop(self._now_s())
+
     def failed(self, record: RequestRecord, kind: str, detail: str) -> None:
         """A request failed because of an instance, and will not be retried."""
         self._failures.note(record, kind, detail, self._now_s())
@@ -161,6 +165,15 @@ class FailureLog:
             there = ", ".join(name[:MODEL_SHOWN] for name in sorted(known)[:MODELS_SHOWN])
             said = printable(model[:MODEL_SHOWN]), printable(there), more(suppressed)
             _log.warning("requests for model '%s' are refused: known here are %s%s", *said)
+
+    def note_loop(self, now_s: float) -> None:
+        """Log that requests come back: an instance is no engine."""
+        if (suppressed := self._throttle.turn("loop", now_s)) is not None:
+            _log.warning(
+                "a request came back that was sent to an instance: one of them is a proxy whose"
+                " instances lead back here%s",
+                more(suppressed),
+            )
 
     def note_mistake(self, mistake: str, now_s: float) -> None:
         """Log that a policy raised and the request was placed by load.

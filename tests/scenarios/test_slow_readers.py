@@ -28,6 +28,7 @@ from tests.support.harness import (
     chat,
     chunk,
     event,
+    plain,
     says,
     spend,
     until,
@@ -247,6 +248,50 @@ async def test_while_others_leave_theirs_unread_no_more_comes(tmp_path: Path) ->
             await proxy.at_rest()
             assert (len(unread.room), unread.room.held_bytes, unread._waiting) == (0, 0, {})
             assert {r["outcome"] for r in await proxy.records(3)} == {"ok"}
+
+
+def many_models() -> bytes:
+    """A list of 1 MiB."""
+    cards = [{"id": f"m{at}", "x": "y" * 1000} for at in range(1000)]
+    return plain(orjson.dumps({"object": "list", "data": cards}))
+
+
+ASKED = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+async def test_an_own_answer_that_nobody_reads_is_counted_and_shared(tmp_path: Path) -> None:
+    async with RawEngine() as engine:
+        engine.gets["/v1/models"] = many_models()
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            await proxy.up()
+            room = proxy.server.state.unread.room
+            async with readers(proxy, 3) as clients:
+                for _, writer in clients:
+                    before = len(room)
+                    writer.write(ASKED * 4)
+                    await until(functools.partial(has_more, room, before), "it is counted")
+                assert room.held_bytes < 3 * LONG + LONG // 2, "of each the first answer alone"
+                for reader, writer in clients:
+                    writer.transport.resume_reading()  # type: ignore[attr-defined]
+                    for _ in range(4):
+                        wire = await asyncio.wait_for(reader.readuntil(b"]}"), WAIT_S)
+                        assert b'"m999"' in wire
+            await proxy.at_rest()
+            await until(lambda: not len(room), "nothing is held any more")
+
+
+async def test_own_answers_end_where_there_is_no_room(tmp_path: Path) -> None:
+    async with RawEngine() as engine:
+        engine.gets["/v1/models"] = many_models()
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            await proxy.up()
+            room = proxy.server.state.unread.room
+            room.max_bytes = LONG // 2
+            async with readers(proxy, 1) as [(reader, writer)]:
+                writer.write(ASKED)
+                writer.transport.resume_reading()  # type: ignore[attr-defined]
+                await until(lambda: not proxy.listener.connections or reader.at_eof(), "it is cut")
+            assert (len(room), room.held_bytes) == (0, 0)
 
 
 async def test_one_that_reads_nothing_is_cut_where_there_is_no_room(tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ class RedisBus:
             raise ValueError("the URL has a part that is not one of a Redis URL") from error
         self._client = redis_py.Redis(connection_pool=pool)
         self._host: str | None = pool.connection_kwargs.get("host")
+        given = (pool.connection_kwargs.get(name) for name in ("username", "password"))
+        self._secrets = sorted((text for text in given if text), key=len, reverse=True)
         self._look_up, self._is_found = LookUps(), False
         self._stream = stream.encode()
         self._large = f"an entry of {stream} is no batch, and is passed over"
@@ -113,17 +115,24 @@ class RedisBus:
         except TimeoutError:
             raise BusError(f"no answer within {EXCHANGE_S:g} s") from None
         except (RedisError, OSError) as error:
-            raise BusError(_line(error)) from error
+            raise BusError(self._said(error)) from error
         except _TooMuchError as error:
             is_entry = count == 1 and not self._is_stuck
             self._is_stuck |= is_entry
             raise BusError(self._large if is_entry else STRANGE) from error
-        except (*DEFECTS, RecursionError) as error:
+        except DEFECTS as error:
             # Of redis-py too, which takes an answer to be one of its server.
             raise BusError(STRANGE) from error
         self._is_clean = True
         self._count = min(READ_AT_ONCE, 2 * count)
         return heard
+
+    def _said(self, error: Exception) -> str:
+        """The first line of an error's text, bounded; a server may repeat what AUTH told it."""
+        text = (str(error) or type(error).__name__).splitlines()[0]
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return "".join(c if c.isprintable() else "?" for c in text[:200])
 
     async def _find(self) -> None:
         """Wait for the name service before a connection; raises BusError.
@@ -211,9 +220,3 @@ def _before(entry: bytes) -> bytes:
     if int(number):
         return b"%d-%d" % (int(ms), int(number) - 1)
     return b"%d-%d" % (max(0, int(ms) - 1), (1 << 64) - 1)
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error's text, bounded."""
-    text = str(error) or type(error).__name__
-    return "".join(c if c.isprintable() else "?" for c in text.splitlines()[0][:200])

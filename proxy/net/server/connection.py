@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy, RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler
 
+from proxy.net.addresses import party
 from proxy.net.server import responses
 from proxy.net.server.aiohttp_adapter import (
     AiohttpRunner,
@@ -45,6 +46,8 @@ from proxy.protocol.request_framing import (
 QUEUED_MAX = 8
 """Requests that may wait behind the one in service; more abort the connection. From 32 on aiohttp
 would stop reading and not see the client leave."""
+READ_S = 60.0
+"""Within this time a client reads most of an answer that is not a stream's."""
 SLICE_BYTES, SLICE_LINES = 16384, 1024
 """A longer read of more lines, which are many small chunks or heads, is parsed in slices."""
 LONG_READ_BYTES, LONG_READS = 131072, 3
@@ -64,6 +67,16 @@ def has_c_parser() -> bool:
     return HttpRequestParser is not HttpRequestParserPy
 
 
+class UnreadRoom(Protocol):
+    """Room for what clients leave unread, see `HeldForClients`."""
+
+    def take(self, holder: Any, owner: str, size: int) -> bool:
+        """Hold so much; False where the holder has to go."""
+
+    def free(self, holder: Any) -> None:
+        """Nothing is held any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Options of all connections of a listener."""
@@ -71,6 +84,7 @@ class Rules:
     header_timeout_s: float
     max_body_bytes: int
     log: RefusalLog
+    unread: UnreadRoom
 
 
 class StalledClientError(ConnectionResetError):
@@ -343,6 +357,30 @@ class ClientConnection(SerialHandler):
             self._drop(len(self.messages) - index)
             self._broke(Refusal.FRAMING)
         self._is_broken = True
+
+    async def until_read(self, request: web.BaseRequest, left: int) -> None:
+        """Wait until the client has read most of an answer, as long as there is room for it."""
+        room = self._rules.unread
+        try:
+            if not room.take(self, party(request.remote or ""), left):
+                self.give_way()
+            async with asyncio.timeout(READ_S):
+                await request.writer.drain()
+        except TimeoutError:
+            self.give_way()
+        finally:
+            room.free(self)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are in memory, as the client does not read them."""
+        return self.left_bytes
+
+    def give_way(self) -> None:
+        """End: what this client leaves unread is too much, or it takes too long."""
+        self.force_close()
+        if self.transport is not None:
+            self.transport.abort()
 
     def _drop(self, count: int) -> None:
         """Remove the last messages of the queue."""

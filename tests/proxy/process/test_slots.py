@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +80,28 @@ def test_who_is_not_the_main_process_is_not_heard() -> None:
             worker.pid = os.getpid()
             says.send(b"MAINPID=7\nSTATUS=")
             assert list(worker.told()) == [("MAINPID", "7"), ("STATUS", "")]
+
+
+def test_no_other_user_can_send_to_a_worker_s_launcher() -> None:
+    with slots.opened(settings()) as workers:
+        names = [Path(worker.hears.getsockname()) for worker in workers]
+        (folder,) = {name.parent for name in names}
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["long", "none"])
+def test_without_a_folder_the_kernel_names_the_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    folder = tmp_path / ("x" * 100)
+    if is_there:
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    else:
+        monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with slots.opened(settings()) as (worker, _):
+        assert worker.hears.getsockname().startswith(b"\0")
 
 
 @pytest.mark.parametrize(

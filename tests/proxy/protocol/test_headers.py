@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.net.upstream.response import Head
+from proxy.protocol.errors import LoopError
 from proxy.protocol.headers import (
     ACTS_BEYOND,
     answer_lines,
@@ -18,7 +19,8 @@ from proxy.protocol.headers import (
     with_request_id,
 )
 
-OURS = b"X-Request-Id: r-1\r\nAccept-Encoding: identity\r\n"
+ALWAYS = forwarded([], "r-1").removeprefix(b"X-Request-Id: r-1\r\n")
+OURS = b"X-Request-Id: r-1\r\n" + ALWAYS
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,17 @@ def test_what_of_a_client_goes_on(name: bytes, goes: bool) -> None:
         assert lines == OURS + (name + b": v\r\n" if goes else b"") + b"A: b\r\n"
 
 
+def test_via_names_this_process_behind_the_others_and_a_loop_is_refused() -> None:
+    assert ALWAYS.startswith(b"Accept-Encoding: identity\r\nVia: 1.1 cache-proxy-")
+    own = ALWAYS.split()[-1]
+    others = [(b"Via", b"1.1 nginx"), (b"A", b"b"), (b"via", b"1.1 cache-proxy-00000000")]
+    via = [line for line in forwarded(others, "r-1").split(b"\r\n") if line.startswith(b"Via")]
+    assert via == [b"Via: 1.1 " + name for name in (b"nginx", b"cache-proxy-00000000", own)]
+    for value in (own, b"1.1 nginx, 1.1 " + own + b" (comment)"):
+        with pytest.raises(LoopError):
+            forwarded([*others, (b"VIA", value)], "r-1")
+
+
 def test_what_connection_names_stays_here() -> None:
     fields = [(b"Connection", b"close, X-Mine"), (b"x-mine", b"1"), (b"X-Other", b"2")]
     assert forwarded(fields, "r-1") == OURS + b"X-Other: 2\r\n"
@@ -66,7 +79,7 @@ def test_hidden_and_added_lines() -> None:
 
 def test_a_leg_has_an_id_of_its_own() -> None:
     assert with_request_id(OURS + b"A: b\r\n", "r-1-p") == (
-        b"X-Request-Id: r-1-p\r\nAccept-Encoding: identity\r\nA: b\r\n"
+        b"X-Request-Id: r-1-p\r\n" + ALWAYS + b"A: b\r\n"
     )
 
 

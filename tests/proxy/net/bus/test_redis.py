@@ -134,6 +134,32 @@ async def test_an_answer_that_never_comes_is_a_bus_error() -> None:
     assert "hidden" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "says",
+    [
+        b"-ERR unknown command 'AUTH', with args beginning with: 'me' 'hidden-too:' \r\n",
+        b"-NOPE hidden-too: me hidden-too:\r\n",
+    ],
+)
+async def test_a_server_that_repeats_the_password_is_not_quoted(says: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while await reader.read(4096):
+                writer.write(says)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        bus = BUSES["redis"](f"redis://me:hidden-too%3A@127.0.0.1:{port}", STREAM)
+        with pytest.raises(BusError) as caught:
+            await bus.exchange(b"1")
+        await bus.close()
+    told = str(caught.value)
+    assert "***" in told
+    assert not {"hidden", "'me'"} & {*told.replace("-", " ").split()}
+    assert "hidden" not in told
+
+
 ENTRY = b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n%s\r\n*2\r\n$1\r\nb\r\n$1\r\nz\r\n"
 
 
