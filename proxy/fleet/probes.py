@@ -209,6 +209,13 @@ class Probes:
                 )
             return
         upstream.refuses_key = False
+        wanted = self._options.settings.model
+        # A list of 1,000 adapters takes 5 ms, and any client can have it read at each probe.
+        before, upstream.models_read = upstream.models_read, hash((body, wanted))
+        if member.models is not None and before == upstream.models_read:
+            self._fleet.models_again(name)
+            self._instances.warn(name, "models", None)
+            return
         if (cards := model_cards(body)) is None:
             most = f"{MOST_CARDS} models, {LIST_BYTES} bytes, and what is parsed in 5 ms"
             told = f"its /v1/models is no list of models, or a longer one than {most}"
@@ -219,7 +226,7 @@ class Probes:
         self._instances.observe_cards(name, cards)
         self._instances.known.observe_models(name, models, bases, context_lengths(cards))
         self._instances.warn(name, "models", None)
-        self._instances.note_models(name, models, self._options.settings.model)
+        self._instances.note_models(name, models, wanted)
 
     def _key_refused(self, upstream: Upstream, why: str) -> None:
         """Note that it refuses the proxy's own key at /v1/models: a trial decides.

@@ -7,6 +7,7 @@ To a worker it is a service manager that speaks systemd's protocols: it holds th
 from __future__ import annotations
 
 import logging
+import math
 import selectors
 import signal
 import socket
@@ -19,6 +20,8 @@ from proxy.process.hot_restart import START_S, exit_text
 from proxy.process.notify import Notifier
 from proxy.process.slots import FIRST_PAUSE_S, LONGEST_PAUSE_S, Processes, Worker
 
+END_S = 10.0
+"""A worker that has not ended so long after the second signal is killed: it may hang."""
 REPLACE_S = START_S + 30.0
 """A worker that has not said by then what became of its hot restart ends the round."""
 _ENDS = (signal.SIGTERM, signal.SIGINT)
@@ -35,6 +38,7 @@ class Launcher:
         self._round: list[Worker] = []
         """Whom a round of hot restarts has still to replace; the first one's turn ends then:"""
         self._turn_ends_s = 0.0
+        self._kill_s = math.inf
         self._has_served = self._is_ready = self._is_stopping = False
         self._status = 0
 
@@ -55,6 +59,8 @@ class Launcher:
                     key.data()
                 if self._round and time.monotonic() > self._turn_ends_s:
                     self._end_round("it does not say what became of it")
+                if time.monotonic() > self._kill_s:
+                    self._kill()
         self._notifier.ended()
         return self._status
 
@@ -66,6 +72,7 @@ class Launcher:
     def _wait_s(self) -> float | None:
         moments = [worker.due_s for worker in self._down()]
         moments += [self._turn_ends_s] if self._round else []
+        moments += [self._kill_s] if self._kill_s < math.inf else []
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def _ended(self, worker: Worker, pid: int) -> None:
@@ -131,9 +138,19 @@ class Launcher:
             self._replace_next()
 
     def _stop(self, number: signal.Signals) -> None:
+        if self._is_stopping:
+            self._kill_s = min(self._kill_s, time.monotonic() + END_S)
+            left = ", ".join(map(str, self._processes.alive))
+            _log.warning("process %s has not ended, and is killed in %g s", left, END_S)
         self._is_stopping = True
         self._round.clear()
         self._processes.send(number, self._processes.alive)
+
+    def _kill(self) -> None:
+        self._kill_s = math.inf
+        for pid in self._processes.alive:
+            _log.error("process %d does not end, and is killed", pid)
+        self._processes.send(signal.SIGKILL, self._processes.alive)
 
     def _replace_next(self) -> None:
         """Ask the next one; who is down starts anew in any case."""

@@ -394,10 +394,15 @@ class Fleet:
         if (member := self._members.get(name)) is not None:
             known, member.models = member.models, frozenset(models)
             self.model_changes += known != member.models
-            member.rereads_models = False
-            member.contradicts, member.denied = member.denied in member.models, None
+            self.models_again(name)
             member.bases, member.lengths = dict(bases or {}), dict(lengths or {})
             self._count_models()
+
+    def models_again(self, name: str) -> None:
+        """An instance's list of models was read, and is as it is known."""
+        if (member := self._members.get(name)) is not None:
+            member.rereads_models = False
+            member.contradicts, member.denied = member.denied in (member.models or ()), None
 
     def _count_models(self) -> None:
         members = list(self._members.values())

@@ -85,6 +85,7 @@ class Upstream:
         self.bootstrap_fault: str | None = None
         """Why the bootstrap server told no engine id when it was asked last."""
         self.refuses_key = False
+        self.models_read = 0
         """It refused the proxy's own key at the last request for its models."""
         self.has_new_engine = False
         """Another engine id was seen than before; reset by the caller that acts on it."""

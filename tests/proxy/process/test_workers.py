@@ -127,6 +127,19 @@ async def test_one_that_is_killed_in_its_turn_leaves_no_successor_that_nobody_ma
         assert not any(map(is_running, [*left, *pids(process)]))
 
 
+async def test_one_that_hangs_is_killed_behind_the_second_signal() -> None:
+    async with Engine() as engine, workers(engine) as process:
+        hung, other = pids(process)
+        os.kill(hung, signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        await until(lambda: not is_running(other), "the other ends", START_S)
+        assert is_running(hung)
+        process.send_signal(signal.SIGTERM)
+        assert await process.ended() == 0
+        assert f"process {hung} does not end, and is killed" in process.log
+        assert not is_running(hung)
+
+
 async def test_what_makes_the_first_fail_is_said_once() -> None:
     words = ("--instances", "x:1", "--workers", "2", "--share", "redis://127.0.0.1:1")
     with ProxyProcess(*words, "--request-log", "/nonexistent/{worker}") as process:
