@@ -26,7 +26,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from proxy.core.routing.router import Router
-from proxy.core.sharing.apply import SILENT_S, Others, Steps
+from proxy.core.sharing.apply import SILENT_S, WRITERS_MAX, Others, Steps
 from proxy.core.sharing.batch import Batch
 from proxy.core.sharing.journal import Journal
 from proxy.net.bus.base import Bus, BusError, Heard
@@ -48,7 +48,7 @@ UNECHOED_MAX: Final = 1024
 WARNED_MAX: Final = 64
 """Writers of which it was logged what is wrong with their batches."""
 DEFECT: Final = "an error in this proxy, which the log has"
-_RESULTS = ("sent", "failed", "own", "applied", "rows_only", "torn", "form", "range")
+_RESULTS = ("sent", "failed", "own", "applied", "rows_only", "torn", "form", "range", "unheard")
 _log = logging.getLogger(__name__)
 
 
@@ -228,6 +228,10 @@ class Replicas(Collector):
             self._results["own"] += 1
             if (sent_s := self._sent_s.pop(batch.number, None)) is not None:
                 self._echoed_s, self.lag_s = sent_s, now_s - sent_s
+            return
+        if not self._others.hears(batch.writer):
+            self._results["unheard"] += 1
+            self._warn("unheard", f"more than {WRITERS_MAX} others write: the rest is not heard")
             return
         self._results["applied" if decoded.is_readable else "rows_only"] += 1
         self._note(decoded)

@@ -90,6 +90,11 @@ class Others:
         """How many others are heard."""
         return len(self._writers)
 
+    def hears(self, writer: str) -> bool:
+        """Whether a writer is heard: one of the others, as long as these are not too many."""
+        is_new = writer not in self._writers and writer != self._own
+        return not is_new or len(self._writers) < WRITERS_MAX
+
     def apply(self, batch: Batch, now_s: float) -> None:
         """Take in a batch at once; see `steps`."""
         _finish(self.steps(batch, now_s))

@@ -113,8 +113,8 @@ REPLICAS = Row(
         ),
         Panel(
             "Batches by what became of them",
-            "torn, form, range: ignored. rows_only: sealed by another key. Resets: the log was"
-            " emptied, or is another server's.",
+            "torn, form, range: ignored. rows_only: sealed by another key. unheard: too many"
+            " others. Resets: the log was emptied, or is another server's.",
             "short",
             ALONE,
             {

@@ -478,6 +478,7 @@ def test_own_echo_and_too_many_writers_are_not_heard() -> None:
     for number in range(2 * WRITERS_MAX):
         others.apply(Batch(f"w{number}", 1, (row,), (), (), True, (), ()), 0.0)
     assert others.writers == reads.ledger.load("e0").prefill_requests == WRITERS_MAX
+    assert not others.hears("one more")
 
 
 def test_a_batch_is_taken_in_by_steps_that_others_come_between() -> None:
