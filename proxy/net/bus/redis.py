@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
+from time import monotonic
 from typing import Any, Final
 
 import redis.asyncio as redis_py
@@ -93,6 +95,8 @@ class RedisBus:
         self._stream = stream.encode()
         self._large = f"an entry of {stream} is no batch, and is passed over"
         self._read = self._own = FROM_START
+        self._marks: deque[tuple[float, bytes]] = deque(maxlen=2 * KEPT_MS // 1000)
+        """Own ids and when they were written, from one on that is as old as KEPT_MS."""
         self._is_clean = True
         self._count = READ_AT_ONCE
         self._is_stuck = False
@@ -164,12 +168,31 @@ class RedisBus:
         add = self._client.execute_command
         answer = await add(*self._added(batch))  # type: ignore[no-untyped-call]
         self._own = _checked(answer)
+        self._mark()
         self._read, self._is_stuck = _before(self._own), False
         return Heard([], is_all=False)
 
     def _added(self, batch: bytes) -> tuple[Any, ...]:
-        kept = max(0, int(self._read.partition(b"-")[0]) - KEPT_MS)
-        return "XADD", self._stream, b"MINID", b"~", kept, b"*", FIELD, batch
+        """XADD, which trims what is older than KEPT_MS.
+
+        Ids are times of the server, whose clock may be set back: then they stand still, and what
+        is old is told by the age of own batches.
+        """
+        since_s = monotonic() - KEPT_MS / 1000
+        while len(self._marks) > 1 and self._marks[1][0] <= since_s:
+            self._marks.popleft()
+        kept = (max(0, _parts(self._read)[0] - KEPT_MS), 0)
+        if self._marks and self._marks[0][0] <= since_s:
+            kept = max(kept, _parts(self._marks[0][1]))
+        return "XADD", self._stream, b"MINID", b"~", b"%d-%d" % kept, b"*", FIELD, batch
+
+    def _mark(self) -> None:
+        """Note when the last own batch was written, once a second."""
+        now_s = monotonic()
+        if self._marks and _parts(self._own) < _parts(self._marks[-1][1]):
+            self._marks.clear()  # another log
+        if not self._marks or now_s - self._marks[-1][0] >= 1.0:
+            self._marks.append((now_s, self._own))
 
     def _heard(self, answers: list[Any], count: int, *, has_batch: bool) -> Heard:
         """The new batches; raises what `exchange` knows for an error, or for another answer."""
@@ -184,6 +207,8 @@ class RedisBus:
         own = _checked(answers[0]) if has_batch else self._own
         read = _checked(entries[-1][0]) if entries else self._read
         self._own, self._read = own, read
+        if has_batch:
+            self._mark()
         return Heard(found, len(found) < count)
 
     def start_again(self) -> None:
@@ -214,9 +239,15 @@ def _bytes(value: Any) -> bytes:
     return value
 
 
+def _parts(entry: bytes) -> tuple[int, int]:
+    """Milliseconds and number of an id."""
+    ms, _, number = entry.partition(b"-")
+    return int(ms), int(number)
+
+
 def _before(entry: bytes) -> bytes:
     """The id before that of an entry."""
-    ms, _, number = entry.partition(b"-")
-    if int(number):
-        return b"%d-%d" % (int(ms), int(number) - 1)
-    return b"%d-%d" % (max(0, int(ms) - 1), (1 << 64) - 1)
+    ms, number = _parts(entry)
+    if number:
+        return b"%d-%d" % (ms, number - 1)
+    return b"%d-%d" % (max(0, ms - 1), (1 << 64) - 1)

@@ -134,6 +134,30 @@ async def test_an_answer_that_never_comes_is_a_bus_error() -> None:
     assert "hidden" not in str(caught.value)
 
 
+@NEEDED
+async def test_what_is_old_is_trimmed_while_the_servers_clock_is_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ids stand still at the highest, so they do not tell what is old."""
+    now_s = 0.0
+    monkeypatch.setattr(redis_bus, "monotonic", lambda: now_s)
+    async with RedisServer() as server:
+        client = redis_py.Redis.from_url(server.url, protocol=2)
+        await client.xadd(STREAM, {"b": "z"}, id="7258118400000-0")  # type: ignore[arg-type]
+        bus = BUSES["redis"](server.url, STREAM)
+        for _ in range(600):
+            now_s += 0.5
+            await bus.exchange(b"1")
+        assert await client.xlen(STREAM) < 120 + 200, "a minute, and what a node of the stream has"
+        await client.delete(STREAM)
+        for _ in range(150):
+            now_s += 0.5
+            await bus.exchange(b"1")
+        assert await client.xlen(STREAM) > 120, "another log with lower ids is not trimmed by those"
+        await bus.close()
+        await client.aclose()
+
+
 @pytest.mark.parametrize(
     "says",
     [
