@@ -17,6 +17,8 @@ EVERY_S = 5.0
 """Time between two looks."""
 ANSWER_S = 2.0
 """Longest wait for the name service."""
+AT_ONCE = 64
+"""Addresses that are read in one turn of the loop; one takes 25 us."""
 
 
 class Dns:
@@ -35,13 +37,17 @@ class Dns:
             raise DiscoveryError(f"no answer in {ANSWER_S:g} s") from error
         except (OSError, UnicodeError) as error:
             raise DiscoveryError("its name has no address") from error
-        found = sorted({ipaddress.ip_address(text.partition("%")[0]) for text in texts}, key=str)
-        kind = min((address.version for address in found), default=4)
-        alike = [address for address in found if address.version == kind]
+        found: dict[int, dict[str, InstanceSpec]] = {4: {}, 6: {}}
+        for turn, text in enumerate(texts, 1):
+            address = ipaddress.ip_address(text.partition("%")[0])
+            host = f"[{address}]" if address.version == 6 else str(address)
+            found[address.version][host] = InstanceSpec.parse(f"{host}:{self._port}")
+            if not turn % AT_ONCE:
+                await asyncio.sleep(0)
+        alike = found[4] or found[6]
         if len(alike) > MOST_FOUND:
             raise DiscoveryError(f"it has more than {MOST_FOUND} addresses")
-        hosts = [f"[{address}]" if kind == 6 else str(address) for address in alike]
-        return Found(tuple(InstanceSpec.parse(f"{host}:{self._port}") for host in hosts))
+        return Found(tuple(alike[host] for host in sorted(alike)))
 
     async def follow(self, tell: Tell) -> None:
         """Look once, then wait for the next time; raises DiscoveryError."""

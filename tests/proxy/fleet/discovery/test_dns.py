@@ -65,6 +65,16 @@ async def test_more_addresses_than_instances() -> None:
         await many.source().look()
 
 
+async def test_many_addresses_are_read_in_turns_with_other_tasks() -> None:
+    names = Names(*(f"10.0.{n >> 8}.{n & 255}" for n in range(MOST_FOUND)))
+    look, turns = asyncio.create_task(names.source().look()), 0
+    while not look.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert len((await look).instances) == MOST_FOUND
+    assert turns >= MOST_FOUND // dns.AT_ONCE
+
+
 async def test_a_name_service_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang(host: str, port: int) -> Sequence[str]:
         await asyncio.Event().wait()
