@@ -435,7 +435,6 @@ TESTED_ELSEWHERE = {
     "proxy.net.server.refusals": "net/server/test_connection.py and bad_input",
     "proxy.net.server.request_loop": "request/test_relay_edges.py: keep-alive, pipelining",
     "proxy.net.server.responses": "scenarios/test_dialects.py, test_streams.py and test_faults.py",
-    "proxy.process.background": "process/test_memory.py",
     "proxy.request.client_response": "request/test_relay.py",
     "proxy.request.exchange": "every file of scenarios",
     "proxy.request.moves": "scenarios/test_migration.py",

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from proxy.protocol.body import MAX_DEPTH, is_deep
-from proxy.protocol.streams.parse_cost import is_cheap
+from proxy.protocol.streams.parse_cost import MAX_DEPTH, is_cheap, is_deep
 
 T = TypeVar("T")
 LINE_BYTES = 4096

@@ -14,13 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, compress
 from typing import Any, Final
 
 from proxy.core.connectors.base import KV_PARAMS
-from proxy.protocol.streams.parse_cost import marks
+from proxy.protocol.streams.parse_cost import MAX_DEPTH, has_brackets, is_deep, marks
 
-MAX_DEPTH: Final = 128
 MAX_BRACKETS, MAX_COMMAS = 1 << 18, 1 << 21
 """Most `[` and `{`, and most commas, in a body's bytes, also within texts. Each may become a Python
 object: 60 to 100 bytes, and 100 ns in each of four steps. A prompt of a million tokens has a tenth
@@ -63,9 +61,6 @@ _STEERING: Final = frozenset({KV_PARAMS, "ec_transfer_params", "data_parallel_ra
 _STEERING_PREFIX: Final = "do_remote_"
 _OPENING: Final = (b"[", b"{")
 _COUNTED_BYTES: Final = 4096
-_MANY: Final = 1 << 16
-"""From this many values in one level on (token ids as a rule), counting brackets is cheaper than
-visiting the values."""
 SMALL_BYTES, SMALL_COMMAS = 1 << 20, 1 << 14
 """A larger body, or one with more commas, is not parsed on the event loop: texts of this size take
 0.6 ms there, as many values 2 ms."""
@@ -74,7 +69,6 @@ _UNCOUNTED_BYTES: Final = 1 << 17
 _FREE_BYTES, _SMALL_BRACKETS = 4096, 1 << 13
 """So many arrays and objects take 2 ms. Brackets in texts count too, and source code has 4 to 12
 per KiB. With fewer allowed, prompts of 200 KiB would leave the event loop."""
-_is_nest = frozenset({dict, list}).__contains__
 PLUGINS: Final = "vllm_xargs"
 """Arguments for an engine's plug-ins; vLLM takes `kv_transfer_params` from there too, as text."""
 _SALT: Final = re.compile(r"[^@/\\\x00-\x1f\x7f\ud800-\udfff]{1,128}")
@@ -153,38 +147,13 @@ def complaint(body: Mapping[str, Any], raw: bytes, *, is_salted: bool = False) -
             return Unfit(f"{name or 'body'}: over {MAX_FIELDS} fields", name)
     if not is_salted and "cache_salt" in body and not _is_salt(body["cache_salt"]):
         return Unfit("cache_salt: 1 to 128 characters without @ / \\ and controls", "cache_salt")
-    if (len(raw) > _COUNTED_BYTES or _has_brackets(raw)) and is_deep(body, raw):
+    if (len(raw) > _COUNTED_BYTES or has_brackets(raw)) and is_deep(body, raw):
         return TOO_DEEP
     return None
 
 
-def _has_brackets(raw: bytes) -> bool:
-    """Whether there are enough brackets for MAX_DEPTH; for large bodies `is_deep` is cheaper."""
-    return brackets(raw, MAX_DEPTH) > MAX_DEPTH
-
-
 def _is_salt(salt: Any) -> bool:
     return salt is None or (isinstance(salt, str) and _SALT.fullmatch(salt) is not None)
-
-
-def is_deep(body: Mapping[str, Any], raw: bytes) -> bool:
-    """Whether arrays and objects are nested more than `MAX_DEPTH` deep.
-
-    Level by level, without recursion and without a Python step per value.
-    """
-    objects: list[Any] = [body]
-    arrays: list[Any] = []
-    for _ in range(MAX_DEPTH):
-        if sum(map(len, arrays)) > _MANY and not _has_brackets(raw):
-            return False
-        values = list(chain.from_iterable(map(dict.values, objects)))
-        values += chain.from_iterable(arrays)
-        below = list(compress(values, map(_is_nest, map(type, values))))
-        if not below:
-            return False
-        objects = [x for x in below if type(x) is dict]
-        arrays = [x for x in below if type(x) is list] if len(objects) < len(below) else []
-    return True
 
 
 Span = tuple[str, int, int]

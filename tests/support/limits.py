@@ -40,7 +40,7 @@ ROWS = (
     ("line of a head, bytes", LIMITS["max_line_size"]),
     ("lines of a head", LIMITS["max_headers"]),
     ("requests that wait behind one on a connection", QUEUED_MAX),
-    ("levels of a body", body.MAX_DEPTH),
+    ("levels of a body", parse_cost.MAX_DEPTH),
     ("fields of a body", body.MAX_FIELDS),
     ("brackets and braces of a body", body.MAX_BRACKETS),
     ("commas of a body", body.MAX_COMMAS),

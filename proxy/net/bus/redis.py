@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
@@ -33,6 +35,9 @@ LINES_MAX: Final = 16 * READ_AT_ONCE
 """Parts of an answer: a batch has five."""
 BYTES_MAX: Final = (READ_AT_ONCE + 1) * MOST_BYTES
 """Bytes of an answer's strings."""
+_TLS_FILES: Final = frozenset({"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"})
+FILE_BYTES: Final = 1 << 20
+"""Size of a file for TLS."""
 _ENTRY = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 FROM_START: Final = b"0-0"
 
@@ -87,6 +92,7 @@ class RedisBus:
             pool.make_connection()  # type: ignore[no-untyped-call]
         except (ValueError, TypeError, RedisError) as error:
             raise ValueError("the URL has a part that is not one of a Redis URL") from error
+        _check_files(pool.connection_kwargs)
         self._client = redis_py.Redis(connection_pool=pool)
         self._host: str | None = pool.connection_kwargs.get("host")
         given = (pool.connection_kwargs.get(name) for name in ("username", "password"))
@@ -223,6 +229,14 @@ class RedisBus:
         except (TimeoutError, RedisError, OSError):
             pass  # its socket is closed in any case
         self._is_clean, self._is_found = True, False
+
+
+def _check_files(given: Mapping[str, Any]) -> None:
+    """Raise ValueError where TLS would read, on the loop, anything but a file of bounded size."""
+    for name in sorted(_TLS_FILES & given.keys()):
+        path = Path(given[name])
+        if not path.is_file() or path.stat().st_size > FILE_BYTES:
+            raise ValueError(f"{name} in the URL must be a file of at most {FILE_BYTES >> 20} MiB")
 
 
 def _checked(entry: Any) -> bytes:

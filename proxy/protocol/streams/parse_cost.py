@@ -6,7 +6,9 @@ again: a number takes 65 ns, a text 100 to 200, an array or object 130 to 300, a
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from itertools import chain, compress
+from typing import Any, Final
 
 FREE_BYTES = 4096
 MOST_NS: Final = 6_000_000
@@ -17,8 +19,14 @@ MARKS_NS: Final = ((b",", 65), (b'"', 30), (b":", 80), (b"[", 150), (b"{", 150))
 ends a name, or opens an array or object."""
 _FEW: Final = 8
 """A list of numbers has no more of the other marks."""
+MAX_DEPTH: Final = 128
+"""Most levels of arrays and objects: beyond some 1,000 to compare or write them is an error."""
+_MANY: Final = 1 << 16
+"""From this many values in one level on (token ids as a rule), counting brackets is cheaper than
+visiting the values."""
 _BYTES_PER_FIND: Final = 128
 """To find a byte anew takes as long as `bytes.count` takes for so many."""
+_is_nest = frozenset({dict, list}).__contains__
 
 
 def is_cheap(raw: bytes) -> bool:
@@ -54,3 +62,28 @@ def marks(raw: bytes, mark: bytes, one_by_one: int) -> int:
             return found
         found += 1
     return found + raw.count(mark, at + 1)
+
+
+def has_brackets(raw: bytes) -> bool:
+    """Whether there are enough brackets for MAX_DEPTH; for large bodies `is_deep` is cheaper."""
+    return marks(raw, b"[", MAX_DEPTH) + marks(raw, b"{", MAX_DEPTH) > MAX_DEPTH
+
+
+def is_deep(body: Mapping[str, Any], raw: bytes) -> bool:
+    """Whether arrays and objects are nested more than `MAX_DEPTH` deep.
+
+    Level by level, without recursion and without a Python step per value.
+    """
+    objects: list[Any] = [body]
+    arrays: list[Any] = []
+    for _ in range(MAX_DEPTH):
+        if sum(map(len, arrays)) > _MANY and not has_brackets(raw):
+            return False
+        values = list(chain.from_iterable(map(dict.values, objects)))
+        values += chain.from_iterable(arrays)
+        below = list(compress(values, map(_is_nest, map(type, values))))
+        if not below:
+            return False
+        objects = [x for x in below if type(x) is dict]
+        arrays = [x for x in below if type(x) is list] if len(objects) < len(below) else []
+    return True

@@ -34,6 +34,8 @@ COSTLY = {
     "token ids": orjson.dumps(list(range(100_000))),
     "long numbers": b"[" + b"1.7e-301," * 100_000 + b"1]",
     "nested arrays": b"[" + b"[[[]]]," * 20_000 + b"1]",
+    "deep arrays": b"[" * 200 + b"]" * 200,
+    "deep objects": b'{"a":' * 1000 + b"1" + b"}" * 1000,
     "names and texts": b"[" + b'{"a":"b"},' * 15_000 + b"1]",
 }
 PERMISSION = {

@@ -12,15 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.protocol.body import (
-    MAX_DEPTH,
     MAX_FIELDS,
     PLUGINS,
     complaint,
-    is_deep,
     members,
     steering_keys,
 )
 from proxy.protocol.prompt.facts import MOST_VALUES, prompt_bytes, prompt_facts
+from proxy.protocol.streams.parse_cost import MAX_DEPTH, is_deep
 from tests.proxy.protocol.prompt.test_facts import COMPLETIONS, json_values
 from tests.support.examined import facts_of, splice
 from tests.support.examples import examples

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from proxy.protocol.body import (
     MAX_BRACKETS,
     MAX_COMMAS,
-    MAX_DEPTH,
     MAX_FIELDS,
     SMALL_BYTES,
     SMALL_COMMAS,
@@ -43,6 +42,7 @@ from proxy.protocol.prompt.facts import (
     seed_hashes,
 )
 from proxy.protocol.streams.movable import Plan
+from proxy.protocol.streams.parse_cost import MAX_DEPTH
 from tests.chaos.client import connect
 from tests.chaos.command import ROOT
 from tests.proxy.protocol.prompt.test_facts import json_values

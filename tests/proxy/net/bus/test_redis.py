@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -92,6 +93,17 @@ def test_a_url_that_redis_cannot_have_is_one_line_without_it(url: str) -> None:
 
 
 @NEEDED
+@pytest.mark.parametrize("name", ["ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"])
+def test_a_file_for_tls_is_a_regular_one(tmp_path: Path, name: str) -> None:
+    fifo, regular = tmp_path / "fifo", tmp_path / "file"
+    os.mkfifo(fifo)
+    regular.write_text("x")
+    for path in (fifo, Path("/dev/zero"), tmp_path, tmp_path / "none"):
+        with pytest.raises(ValueError, match=f"{name} in the URL must be a file"):
+            BUSES["redis"](f"rediss://127.0.0.1:1?{name}={path}", STREAM)
+    BUSES["redis"](f"rediss://127.0.0.1:1?{name}={regular}", STREAM)
+
+
 async def test_a_server_that_is_gone_is_a_bus_error_and_found_again() -> None:
     async with RedisServer() as server:
         bus = BUSES["redis"](server.url, STREAM)
