@@ -1,0 +1,78 @@
+"""What one event of an instance costs, beside many others."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from proxy.config.in_force import router_config
+from proxy.config.options import Settings
+from proxy.config.values import InstanceSpec
+from proxy.core.known.fleet_state import FleetState
+from proxy.core.types import FailureKind
+from proxy.fleet.instances import Instances
+from proxy.net.timeouts import Clock
+from proxy.net.upstream.pool import ConnectOptions
+from proxy.protocol.errors import UpstreamFailure
+
+MANY = 200
+REFUSED = UpstreamFailure(FailureKind.CONNECT, "Connection refused")
+
+
+def beside(others: int) -> Instances:
+    """Instances `i0`, `i1` and others, each of which has answered a probe."""
+    known = FleetState(router_config(Settings(instances=["z=127.0.0.1:9"])))
+    instances = Instances(known, Clock(), ConnectOptions(), lambda: None, lambda name: None)
+    for n in range(others + 2):
+        instances.add(InstanceSpec.parse(f"i{n}=127.0.0.1:{n + 11}"), 1.0)
+        instances.probe_answered(f"i{n}")
+    return instances
+
+
+def calls(done: Callable[[], None]) -> int:
+    """The calls of Python functions that something takes: its cost, on any machine."""
+    count = 0
+
+    def note(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        done()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+async def test_a_failed_probe_costs_the_same_beside_many_instances() -> None:
+    costs = []
+    for others in (0, MANY):
+        instances = beside(others)
+        await asyncio.sleep(0)
+
+        def fails(instances: Instances = instances) -> None:
+            instances.probe_failed("i0", REFUSED)
+
+        costs.append([calls(fails) for _ in range(4)])
+    assert all(many < few + MANY / 2 for few, many in zip(*costs, strict=True)), costs
+
+
+async def test_many_that_go_in_one_turn_are_one_look_at_the_fleet(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instances = beside(4)
+    for _ in range(2):
+        for n in range(6):
+            instances.probe_failed(f"i{n}", REFUSED)
+    told = [instances.fleet_warning]
+    await asyncio.sleep(0)
+    told.append(instances.fleet_warning)
+    assert told[0] is None
+    assert told[1] is not None
+    assert "no instance is up" in told[1][0]
+    assert [text for text in caplog.messages if "more than half" in text] == []
