@@ -121,8 +121,8 @@ class Instances:
         )
         self.probe_wanted.set()
 
-    async def remove(self, name: str) -> None:
-        """Remove an instance and close its connections."""
+    def remove(self, name: str) -> None:
+        """Remove an instance and end its connections."""
         self.known.remove(name)
         self._on_removed(name)
         spec = self.specs.pop(name, None)
@@ -137,7 +137,17 @@ class Instances:
                 hosts = _hosts(self.by_name.values(), self.specs.values())
                 self.connect_options.resolver.keep(hosts)
             upstream.went_down()
-            await upstream.close()
+            upstream.abort()
+
+    def has_drained(self, name: str) -> bool:
+        """Whether an instance drains, and has no request left: it is about to be removed.
+
+        A stream that is being moved is charged elsewhere already, and may have to stay.
+        """
+        member, upstream = self.known.fleet.get(name), self.by_name.get(name)
+        if member is None or not member.is_draining:
+            return False
+        return self.known.ledger.own(name).is_idle and not (upstream and upstream.in_use)
 
     def observe_report(self, name: str, stats: EngineStats, mark: int | None = None) -> None:
         """Store an engine's report; `mark` is equal for equal reports, see ReportHistory."""

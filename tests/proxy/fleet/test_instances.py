@@ -8,23 +8,27 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.config.in_force import router_config
+from proxy.config.in_force import OptionsInForce, router_config
 from proxy.config.options import Settings
 from proxy.config.values import InstanceSpec
+from proxy.core.accounts.lease import Phase
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.types import FailureKind
 from proxy.fleet.instances import Instances
+from proxy.fleet.probes import Probes
 from proxy.net.timeouts import Clock
+from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.pool import ConnectOptions
 from proxy.protocol.errors import UpstreamFailure
 
+OPTIONS = Settings(instances=["z=127.0.0.1:9"])
 MANY = 200
 REFUSED = UpstreamFailure(FailureKind.CONNECT, "Connection refused")
 
 
 def beside(others: int) -> Instances:
     """Instances `i0`, `i1` and others, each of which has answered a probe."""
-    known = FleetState(router_config(Settings(instances=["z=127.0.0.1:9"])))
+    known = FleetState(router_config(OPTIONS))
     instances = Instances(known, Clock(), ConnectOptions(), lambda: None, lambda name: None)
     for n in range(others + 2):
         instances.add(InstanceSpec.parse(f"i{n}=127.0.0.1:{n + 11}"), 1.0)
@@ -76,3 +80,25 @@ async def test_many_that_go_in_one_turn_are_one_look_at_the_fleet(
     assert told[1] is not None
     assert "no instance is up" in told[1][0]
     assert [text for text in caplog.messages if "more than half" in text] == []
+
+
+async def test_who_has_drained_is_not_asked_any_more() -> None:
+    instances, asked = beside(2), list[str]()
+
+    async def ask(upstream: Upstream) -> None:
+        asked.append(upstream.instance.name)
+
+    for name in ("i0", "i1"):
+        member = instances.known.fleet.get(name)
+        assert member is not None
+        member.is_draining = True
+    request = instances.known.ledger.open(instances.known.ledger.charge("i1", Phase.DECODE, 10))
+    probes = asyncio.create_task(Probes(instances, OptionsInForce(OPTIONS))._every(9.0, ask))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert asked == ["i1", "i2", "i3"]
+    assert instances.has_drained("i0")
+    assert not instances.has_drained("i1"), "it has a request"
+    request.close()
+    assert instances.has_drained("i1")
+    probes.cancel()
