@@ -288,9 +288,10 @@ class Instances:
         )
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, of all instances at once."""
         for upstream in self.by_name.values():
-            await upstream.close()
+            upstream.abort()
+        await asyncio.sleep(0)  # lets TLS connections send their close_notify
 
     def probe_failed(self, name: str, failure: UpstreamFailure, took_s: float = 0.0) -> None:
         """A health check failed after `took_s`."""

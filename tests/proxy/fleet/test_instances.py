@@ -102,3 +102,11 @@ async def test_who_has_drained_is_not_asked_any_more() -> None:
     request.close()
     assert instances.has_drained("i1")
     probes.cancel()
+
+
+async def test_all_connections_are_closed_in_one_turn() -> None:
+    instances = beside(2)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(instances.close())
+        await asyncio.sleep(0)
+        assert all(upstream._pool._is_closed for upstream in instances.all())
