@@ -335,7 +335,7 @@ class FleetPaths:
                 asked = self._in_flight.leave_instance(name)
                 _log.info("instance %s drains: %d streams migrate", name, asked)
             return json_response(self._describe(name), 202)
-        await self._members.remove(name)
+        self._members.remove(name)
         return json_response({"removed": name})
 
     async def end_session(self, request: web.Request) -> web.Response:

@@ -82,7 +82,7 @@ class Instances:
         self._on_replay, self._on_removed = on_replay, on_removed
         self._served: dict[str, frozenset[str]] = {}
         """The models of each instance; if it has none of them any more, those that it had."""
-        self._fleet_text, self._fleet_since_s = _FINE, 0.0
+        self._fleet_text, self._fleet_since_s, self._is_look_due = _FINE, 0.0, False
         self._suspects, self._lines = Throttle(), Throttle()
         self._said: dict[str, dict[str, str]] = {}
         """The warnings that were logged last, as `warnings` has them."""
@@ -121,8 +121,8 @@ class Instances:
         )
         self.probe_wanted.set()
 
-    async def remove(self, name: str) -> None:
-        """Remove an instance and close its connections."""
+    def remove(self, name: str) -> None:
+        """Remove an instance and end its connections."""
         self.known.remove(name)
         self._on_removed(name)
         spec = self.specs.pop(name, None)
@@ -137,7 +137,17 @@ class Instances:
                 hosts = _hosts(self.by_name.values(), self.specs.values())
                 self.connect_options.resolver.keep(hosts)
             upstream.went_down()
-            await upstream.close()
+            upstream.abort()
+
+    def has_drained(self, name: str) -> bool:
+        """Whether an instance drains, and has no request left: it is about to be removed.
+
+        A stream that is being moved is charged elsewhere already, and may have to stay.
+        """
+        member, upstream = self.known.fleet.get(name), self.by_name.get(name)
+        if member is None or not member.is_draining:
+            return False
+        return self.known.ledger.own(name).is_idle and not (upstream and upstream.in_use)
 
     def observe_report(self, name: str, stats: EngineStats, mark: int | None = None) -> None:
         """Store an engine's report; `mark` is equal for equal reports, see ReportHistory."""
@@ -278,9 +288,10 @@ class Instances:
         )
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, of all instances at once."""
         for upstream in self.by_name.values():
-            await upstream.close()
+            upstream.abort()
+        await asyncio.sleep(0)  # lets TLS connections send their close_notify
 
     def probe_failed(self, name: str, failure: UpstreamFailure, took_s: float = 0.0) -> None:
         """A health check failed after `took_s`."""
@@ -343,7 +354,7 @@ class Instances:
         """Note that its engine is asleep, paused, or neither."""
         if self.known.rests(name, rest, self.clock.now_s()):
             _log.info("instance %s %s", name, _RESTS[rest] if rest else "is awake again")
-            self._note_fleet()
+            self._fleet_changed()
 
     def engine_changed(self, name: str) -> None:
         """The instance's bootstrap server reports another engine id than before."""
@@ -364,20 +375,21 @@ class Instances:
             if error:
                 self._note_suspect(name, error)
                 self.note_hollow(name)
-            if name in self.known.fleet.doubted():
+            member = self.known.fleet.get(name)
+            if member is not None and member.health.is_doubted:
                 self.trial_wanted.set()
             return
         upstream = self.by_name.get(name)
         if change is Change.BACK:
             _log.info("instance %s is up", name)
-            self._note_fleet()
+            self._fleet_changed()
             if upstream is not None:
                 upstream.came_up()
             return
         _log.warning("instance %s is %s: %s", name, _WORDS[change], error)
         if change is Change.GONE:
             self.reports.pop(name, None)
-        self._note_fleet()
+        self._fleet_changed()
         # Requests that wait there are retried elsewhere at once, unless the instance is still used.
         # With an open breaker some of them may still be answered.
         is_left = change is Change.GONE or not self.known.fleet.is_used(name)
@@ -405,9 +417,15 @@ class Instances:
         is_resting = self.known.fleet.rested_s("", self.clock.now_s()) is not None
         return _ALL_REST if is_resting else _NONE_UP
 
+    def _fleet_changed(self) -> None:
+        """Look at the whole fleet once for all changes of a turn of the loop."""
+        if not self._is_look_due:
+            self._is_look_due = True
+            asyncio.get_running_loop().call_soon(self._note_fleet)
+
     def _note_fleet(self) -> None:
         """Log a line when the fleet begins or ceases to be able to serve normally."""
-        fleet = self.known.fleet
+        self._is_look_due, fleet = False, self.known.fleet
         text = (_PANIC if fleet.is_panicking() else _FINE) if fleet.usable() else self.none_up
         if text != self._fleet_text:
             self._fleet_text, self._fleet_since_s = text, self.clock.now_s()

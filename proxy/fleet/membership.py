@@ -28,7 +28,7 @@ DRAINED_S = 60.0
 MOST_DRAINED = 1024
 """Drained instances that are told of; of more the oldest are forgotten."""
 STEP = 3
-"""Wishes that are carried out in one turn of the loop; beside 1024 instances one takes 1 ms."""
+"""Wishes, or removals, in one turn of the loop; beside 1024 instances one takes 1 ms."""
 _log = logging.getLogger(__name__)
 
 
@@ -188,7 +188,7 @@ class Membership:
         self._left_out = frozenset(gone)
         for name in gone:
             if self._fleet.get(name) is not None:
-                await self.remove(name)
+                self.remove(name)
         for text in changes.get("added", ()):
             try:
                 answer = await self.admit(InstanceSpec.parse(text), text)
@@ -230,13 +230,13 @@ class Membership:
             wishes.drains.add(source)
         self._obey(name)
 
-    async def remove(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Remove an instance at once, with what anyone wants of it."""
         self._wishes.pop(name, None)
         self._entries.pop(name, None)
         if self._is_listed(name):
             self._gone = {other for other in self._gone if self._is_listed(other)} | {name}
-        await self._instances.remove(name)
+        self._instances.remove(name)
 
     def is_draining(self, name: str) -> bool:
         """Whether an instance is in the fleet and drains."""
@@ -262,33 +262,25 @@ class Membership:
                 self._is_wanted.clear()
 
     async def sweep(self) -> bool:
-        """Remove what has drained; returns whether any instance drained."""
+        """Remove what has drained, a few in each turn of the loop; returns whether any drained."""
         draining = [m.instance.name for m in self._fleet.members() if m.is_draining]
         removed = {}
         for name in draining:
-            if self._has_drained(name):
+            if self._instances.has_drained(name):
                 removed[name] = "is removed: its last request is over"
                 self._note_drained(name, self._instances.clock.now_s())
-                await self.remove(name)
+                self.remove(name)
+                if not len(removed) % STEP:
+                    await asyncio.sleep(0)
         log_each(_log, removed, "removed, their last requests are over")
         return bool(draining)
 
-    def _has_drained(self, name: str) -> bool:
-        """Whether a draining instance has no request left.
-
-        A stream that is being moved is charged elsewhere already, and may have to stay.
-        """
-        if not self.is_draining(name):
-            return False
-        upstream = self._instances.get(name)
-        is_idle = self._instances.known.ledger.own(name).is_idle
-        return is_idle and not (upstream and upstream.in_use)
-
     def _note_drained(self, name: str, now_s: float) -> None:
-        self._drained = {n: at for n, at in self._drained.items() if now_s - at < DRAINED_S}
         self._drained[name] = now_s
-        if len(self._drained) > MOST_DRAINED:
-            del self._drained[next(iter(self._drained))]
+        oldest = next(iter(self._drained))
+        while now_s - self._drained[oldest] >= DRAINED_S or len(self._drained) > MOST_DRAINED:
+            del self._drained[oldest]
+            oldest = next(iter(self._drained))
 
     def _of(self, name: str) -> _Wishes:
         return self._wishes.setdefault(name, _Wishes())

@@ -112,7 +112,8 @@ class Probes:
 
         Setting `wanted` ends the interval early.
 
-        While an instance's job runs it is not started again; other instances' jobs go on.
+        While an instance's job runs it is not started again; other instances' jobs go on. One that
+        has drained is not asked any more.
         """
         running: set[Upstream] = set()
         throttle = Throttle()
@@ -130,7 +131,8 @@ class Probes:
         async with asyncio.TaskGroup() as group:
             while True:
                 for upstream in self._instances.all():
-                    if upstream not in running and is_due(upstream):
+                    is_over = self._instances.has_drained(upstream.instance.name)
+                    if upstream not in running and not is_over and is_due(upstream):
                         running.add(upstream)
                         group.create_task(run_one(upstream))
                 if wanted is None:

@@ -264,18 +264,20 @@ async def test_health_that_fails_everywhere_while_inference_works(
                 watcher.probe_failed(name, failure)
         assert not proxy.router.known.fleet.up()
         assert proxy.metric("panic") == 1
+        assert await burst(proxy, 10, at_once=2) == {200: 10}
         told = [line for line in caplog.messages if line.startswith("more than half")]
         assert len(told) == 1
-        assert await burst(proxy, 10, at_once=2) == {200: 10}
         async with proxy.http.get("/ready") as ready:
             assert ready.status == 200
         for name in ("e0", "e1"):
             for _ in range(2):
                 watcher.probe_answered(name)
+        await asyncio.sleep(0)
         assert "enough instances are up again" in caplog.messages
         for name in ("e0", "e1"):
             for _ in range(2):
                 watcher.probe_failed(name, UpstreamFailure(FailureKind.CONNECT, "refused"))
+        await asyncio.sleep(0)
         assert caplog.messages[-1] == "no instance is up: every request is refused"
 
 

@@ -104,11 +104,16 @@ class Upstream:
             Pool(bootstrap_url, connect_timeout_s, connect_options) if bootstrap_url else None
         )
 
+    def abort(self) -> None:
+        """Close every connection at once."""
+        self._pool.abort()
+        if self._bootstrap is not None:
+            self._bootstrap.abort()
+
     async def close(self) -> None:
         """Close every connection."""
-        await self._pool.close()
-        if self._bootstrap is not None:
-            await self._bootstrap.close()
+        self.abort()
+        await asyncio.sleep(0)  # lets TLS connections send their close_notify
 
     @property
     def in_use(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 from collections.abc import Iterator
@@ -209,7 +210,7 @@ class Story:
 
     async def remove(self, source: str, name: str) -> None:
         if self.house.state(name) != "absent":
-            await self.house.members.remove(name)
+            self.house.members.remove(name)
             self.said[name], self.leases[name] = [], []
 
     async def begin(self, source: str, name: str) -> None:
@@ -289,14 +290,14 @@ async def test_what_was_refused_is_tried_again_with_the_next_list() -> None:
     await house.names(OPERATORS, SPECS["a"])
     at_b = spec("d", 11)
     assert await house.names(DISCOVERY, at_b) == [Verdict.REFUSED]
-    await house.members.remove("a")
+    house.members.remove("a")
     assert await house.names(DISCOVERY, at_b) == [Verdict.NEW]
 
 
 async def test_what_operators_changed_is_carried_on_by_a_successor() -> None:
     first = House()
     first.members.want(OPTIONS, [SPECS["a"], SPECS["b"]])
-    await first.members.remove("b")
+    first.members.remove("b")
     await first.members.admit(spec("x", 31), "x=127.0.0.1:31")
     await first.members.admit(spec("y", 32), "y=127.0.0.1:32")
     first.members.drain(OPERATORS, "y")
@@ -310,7 +311,7 @@ async def test_what_operators_changed_is_carried_on_by_a_successor() -> None:
     assert second.members.of_operators() == {"added": ["x=127.0.0.1:31"], "gone": ["b"]}
     await second.members.admit(SPECS["b"], "b=127.0.0.1:12")
     assert second.members.of_operators()["gone"] == []
-    await second.members.remove("x")
+    second.members.remove("x")
     assert second.members.of_operators()["added"] == ["b=127.0.0.1:12"]
 
 
@@ -322,7 +323,7 @@ async def test_a_list_that_is_broken_off_has_said_what_is_carried_out() -> None:
     steps = house.members.steps(DISCOVERY, many)
     assert len(next(steps)) == STEP
     assert [*house.members.listed(DISCOVERY)] == [one.name for one in many[:STEP]]
-    await house.members.remove("n1")
+    house.members.remove("n1")
     for answers in house.members.steps(DISCOVERY, [*many[1:], spec("n0", 99)]):
         assert len(answers) <= STEP
     assert house.members.listed(DISCOVERY)["n0"] == many[0], "it is there with another address"
@@ -349,6 +350,22 @@ async def test_drained_instances_are_told_of_for_a_while(monkeypatch: pytest.Mon
     house.drops(OPERATORS, "n2")
     await house.members.sweep()
     assert [*house.members._drained] == ["n2"]
+
+
+async def test_many_that_have_drained_go_a_few_in_each_turn() -> None:
+    house, many = House(), [spec(f"n{n}", 20 + n) for n in range(5 * STEP)]
+    house.members.want(DISCOVERY, many)
+    house.members.want(DISCOVERY, [])
+    fleet, left = house.router.known.fleet, [len(many)]
+    async with asyncio.TaskGroup() as group:
+        sweep = group.create_task(house.members.sweep())
+        while left[-1] > STEP:
+            await asyncio.sleep(0)
+            left.append(len(fleet))
+        house.members.want(DISCOVERY, many[-1:])
+    assert left == [5 * STEP, 4 * STEP, 3 * STEP, 2 * STEP, STEP]
+    assert sweep.result()
+    assert [m.instance.name for m in fleet.members()] == [many[-1].name], "it was named again"
 
 
 WRITES = re.compile(r"(?<!in_flight)(?<!self)\.is_draining(?:, [\w.]+)? = ")
