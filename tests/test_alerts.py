@@ -74,6 +74,13 @@ def refused(
     )
 
 
+def slo(missed: float) -> dict[str, Change]:
+    """Streams of which such a share misses a target."""
+    name = 'slo_total{ttft="%s",tpot="kept"}'
+    late = one(name % "missed", 0, 1000 * missed)
+    return late | one(name % "kept", 0, 1000 * (1 - missed))
+
+
 def lagging(late: float) -> dict[str, Change]:
     """1000 delays, of which so many were over 0.1 s."""
     counts = {"0.1": 1000 - late, "0.25": 1000, "+Inf": 1000}
@@ -140,6 +147,8 @@ CASES: dict[str, tuple[dict[str, Change], dict[str, Change]]] = {
     "CacheProxyPanic": (one("panic", 1), one("panic", 0)),
     "CacheProxyRejecting": (refused(0.11), refused(0.09)),
     "HighRequestRejectionRate": (refused(0.11), refused(0.09)),
+    "CacheProxySloBurnsFast": (slo(0.73), slo(0.71)),
+    "CacheProxySloBurnsSlowly": (slo(0.31), slo(0.29)),
     "CacheProxyLoadImbalance": (loaded(16_000, 4000), loaded(14_000, 6000)),
     "CacheProxyGpuImbalance": (
         loaded(9, 9, 9) | gpus("gpu_utilization_ratio", i0=0.95, i1=0.4, i2=0.4),

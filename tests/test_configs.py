@@ -70,6 +70,14 @@ def alerts():
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
+def is_there(link):
+    """Whether a page of the docs and its section exist."""
+    page, _, section = link.partition("#")
+    titles = re.findall(r"^#+ (.*)$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
+    names = {re.sub(r"[^\w-]", "", title.lower().replace(" ", "-")) for title in titles}
+    return not section or section in names
+
+
 def alert_expression(rule):
     found = re.search(r"^        expr: (?:>-\n((?: {10}.*\n)+)|(.+)\n)", rule, re.MULTILINE)
     assert found, rule
@@ -162,9 +170,7 @@ def test_a_panel_says_its_unit_and_the_page_that_says_what_to_do(panel):
     assert panel["fieldConfig"]["defaults"]["unit"]
     text, link = panel["description"].split("\n\nWhat to do: ")
     assert text.endswith(".")
-    page, _, section = link.partition("#")
-    titles = re.findall(r"^#+ (.*)$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
-    assert not section or section in {re.sub(r"\W+", "-", title.lower()) for title in titles}
+    assert is_there(link)
 
 
 @pytest.mark.parametrize("expression", sorted({target["expr"] for target in targets()}))
@@ -180,6 +186,9 @@ def test_alerts_are_complete():
         assert re.search(r"^          severity: (warning|critical|page)$", rule, re.MULTILINE), name
         assert re.search(r"^          summary: \S", rule, re.MULTILINE), name
         assert re.search(r"^          action: \S", rule, re.MULTILINE), name
+        link = re.search(r"^          runbook_url: (\S+)$", rule, re.MULTILINE)
+        assert link, name
+        assert is_there(link[1]), f"{name}: {link[1]}"
 
 
 def test_prometheus_scrapes_the_default_port_and_loads_the_alerts():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, Protocol
 
 from proxy.core.admission.memory import Level, Watermark
 from proxy.process.memory import give_back, resident_bytes
@@ -28,6 +29,7 @@ _MEMORY_WORDS = {
     Level.NO_HEAVY: "HEAVY requests are refused",
     Level.NOTHING: "all requests are refused",
 }
+Work = Callable[[], Coroutine[Any, Any, None]]
 _log = logging.getLogger(__name__)
 
 
@@ -46,18 +48,18 @@ async def run(
     `shed` ends bodies that are not complete, as long as memory is short.
     """
     async with asyncio.TaskGroup() as group:
-        group.create_task(_lag(metrics), name="loop-lag")
-        group.create_task(_memory(memory, shed), name="memory")
-        for name, part in parts.items():
-            group.create_task(_carry_on(name, part), name=name)
+        works = {name: part.run for name, part in parts.items()}
+        works |= {"loop-lag": partial(_lag, metrics), "memory": partial(_memory, memory, shed)}
+        for name, work in works.items():
+            group.create_task(_carry_on(name, work), name=name)
 
 
-async def _carry_on(name: str, part: Runs) -> None:
+async def _carry_on(name: str, work: Work) -> None:
     """Run a part until it ends; one that a defect ends starts again, and the others go on."""
     throttle, loop = Throttle(), asyncio.get_running_loop()
     while True:
         try:
-            await part.run()
+            await work()
             return
         except* (*DEFECTS, RuntimeError):
             if (before := throttle.turn(name, loop.time())) is not None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from proxy.core.thermal.headroom import MOST_GPUS
 from proxy.core.thermal.readings import GpuReading
 from proxy.telemetry.metrics import PREFIX
 
@@ -50,6 +51,15 @@ class _Watched:
     since_s: float
     named: frozenset[str]
     last: dict[str, GpuReading] = field(default_factory=dict)
+
+    def has_room(self, now_s: float) -> bool:
+        """Whether one more GPU is taken: a sensor may tell others each time."""
+        if len(self.last) >= MOST_GPUS:
+            oldest = min(self.last.values(), key=lambda reading: reading.at_s)
+            if now_s - oldest.at_s < SHOWN_S:
+                return False
+            del self.last[oldest.gpu]
+        return True
 
 
 class GpuReadings:
@@ -106,6 +116,8 @@ class GpuReadings:
             if watched.named and reading.gpu not in watched.named:
                 continue
             before = watched.last.get(reading.gpu)
+            if before is None and not watched.has_room(reading.at_s):
+                continue
             is_frozen = not is_idle and before is not None and _is_same(before, reading)
             if before is None or not is_frozen:
                 watched.last[reading.gpu] = reading

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from proxy.config.in_force import OptionsInForce
 from proxy.config.sensors import SensorAt
 from proxy.config.values import InstanceSpec
+from proxy.core.thermal.headroom import MOST_GPUS
 from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.instances import Instances
 from proxy.fleet.sensors.base import MakesSensor, Sensor, SensorError
@@ -131,6 +132,8 @@ class Sampling:
 
     def _lack(self, spec: InstanceSpec, at: SensorAt, told: Collection[str]) -> str | None:
         """The fault of an answer on these GPUs."""
+        if not spec.gpus and len(told) > MOST_GPUS:
+            return f"it tells {len(told)} GPUs, and {MOST_GPUS} are taken"
         # Of several sensors of one host each may tell a part of its GPUs.
         is_alone = sum(other.host == at.host for other in spec.sensors) == 1
         if is_alone and (lacking := [name for name in _names(spec, at) if name not in told]):

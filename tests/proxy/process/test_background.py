@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import pytest
 
@@ -52,3 +53,25 @@ async def test_a_defect_of_one_part_ends_no_other(
 async def test_what_is_no_defect_ends_them_all() -> None:
     with pytest.raises(BaseExceptionGroup):
         await background.run({"bad": Failing(OSError(5, "IO"))}, Watermark(None), Metrics(), int)
+
+
+async def test_where_no_thread_can_be_started_memory_is_measured_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As at a limit on processes that another process has filled."""
+    monkeypatch.setattr(background, "AGAIN_S", 0.0)
+    real, asked = asyncio.to_thread, list[int]()
+
+    async def to_thread(function: Callable[[], int]) -> int:
+        asked.append(1)
+        if len(asked) < 3:
+            raise RuntimeError("can't start new thread")
+        return await real(function)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    memory = Watermark(None)
+    running = asyncio.create_task(background.run({}, memory, Metrics(), lambda: None))
+    await until(lambda: memory.used_bytes, "it is measured")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from proxy.core.thermal.headroom import MOST_GPUS
 from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.sensors.readings import SHOWN_S, GpuCollector, GpuReadings
 
@@ -32,6 +33,17 @@ def test_the_oldest_gpu_is_the_instances_age() -> None:
     assert readings.age_s("a", 12.0) is None
     readings.observe("a", [HOT], is_idle=False)
     assert readings.of("a") == (), "an answer behind the instance's removal"
+
+
+def test_a_sensor_that_tells_other_gpus_each_time_takes_no_more_places() -> None:
+    readings, at_s = watched(), 0.0
+    while at_s < 3 * SHOWN_S:
+        others = (replace(HOT, gpu=f"h:{at_s}-{n}", at_s=at_s) for n in range(100))
+        readings.observe("a", [replace(HOT, at_s=at_s), *others], is_idle=True)
+        at_s += 5.0
+        assert len(readings.of("a")) <= MOST_GPUS
+        (own,) = (r for r in readings.of("a") if r.gpu == "h:0")
+        assert own.at_s == at_s - 5.0, "one that is told each time keeps its place"
 
 
 def test_only_named_gpus_are_kept_and_each_is_missed() -> None:
