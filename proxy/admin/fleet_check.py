@@ -118,6 +118,7 @@ class _Look:
         await _each(upstreams, self._reach)
         reached = [u for u in upstreams if u.instance.name not in self._faults]
         await _each(reached, self._probes.probe)
+        await self._instances.compare_cards()
         for _ in range(_SCRAPES):
             await _each(reached, self._probes.scrape)
         await _each(reached, self._ask_what_it_is)

@@ -32,7 +32,8 @@ _LATE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE})
 _CARD = (LENGTH, "root")
 """Members of a model's card that should be alike on all instances."""
 _MOST_COMPARED = 256
-"""Models of an instance that are compared with others'; an engine may list thousands."""
+"""Models of an instance that are compared with others', as an engine may list thousands; and about
+as many, of all instances, in one turn of the loop."""
 _EACH_ITSELF = "the proxy cannot see which engine has cached what; give each engine as an instance"
 _MOST_ADDRESSES = 8
 _MOST_TOLD, _SHOWN, _MOST_CHARS = 3, 100, 1024
@@ -79,6 +80,8 @@ class Instances:
         """The compared members of each model's card, by instance."""
         self.probe_wanted, self.trial_wanted = asyncio.Event(), asyncio.Event()
         """Set where an instance was added, or is in doubt: a probe or trial is due at once."""
+        self.cards_changed = asyncio.Event()
+        """Set where model cards are to be compared."""
         self._on_replay, self._on_removed = on_replay, on_removed
         self._served: dict[str, frozenset[str]] = {}
         """The models of each instance; if it has none of them any more, those that it had."""
@@ -131,7 +134,7 @@ class Instances:
         self._said.pop(name, None)
         self._served.pop(name, None)
         if self._cards.pop(name, None) is not None:
-            self._compare_cards()
+            self.cards_changed.set()
         if (upstream := self.by_name.pop(name, None)) is not None:
             if any(literal(host) is None for host in _hosts([upstream], [spec] if spec else [])):
                 hosts = _hosts(self.by_name.values(), self.specs.values())
@@ -209,7 +212,7 @@ class Instances:
             self._served[name] = now
 
     def observe_cards(self, name: str, cards: Collection[Mapping[str, object]]) -> None:
-        """Compare an instance's model cards with the others', and warn where they differ.
+        """Note an instance's model cards: they are compared with the others' soon.
 
         Those of adapters have a path for `root`, and their base model's length.
         """
@@ -218,25 +221,26 @@ class Instances:
             told = {str(c["id"]): tuple(_compared(c.get(key)) for key in _CARD) for c in models}
             if told != self._cards.get(name):
                 self._cards[name] = told
-                self._compare_cards()
+                self.cards_changed.set()
 
-    def _compare_cards(self) -> None:
-        """Each card with that of the first instance that serves the model."""
-        first: dict[str, str] = {}
-        for name in self.by_name:
+    async def compare_cards(self) -> None:
+        """Compare each card with that of the first instance that serves the model, in turns."""
+        self.cards_changed.clear()
+        first: dict[str, tuple[str, tuple[object, ...]]] = {}
+        compared = 0
+        for name, cards in [(name, self._cards.get(name, {})) for name in self.by_name]:
             differing = []
-            for model, card in self._cards.get(name, {}).items():
-                other = first.setdefault(model, name)
-                pairs = zip(_CARD, card, self._cards[other][model], strict=True)
-                differing += [
-                    f"{key} of {model[:_SHOWN]} is {str(own)[:_SHOWN]}, at {other} "
-                    f"{str(theirs)[:_SHOWN]}"
-                    for key, own, theirs in pairs
-                    if own != theirs
-                ]
+            for model, card in cards.items():
+                other, theirs = first.setdefault(model, (name, card))
+                if card != theirs:
+                    differing += _differences(model, card, other, theirs)
             more = f" and {len(differing) - _MOST_TOLD} more" if differing[_MOST_TOLD:] else ""
             text = f"its model cards differ: {'; '.join(differing[:_MOST_TOLD])}{more}"
             self.warn(name, "model cards", text if differing else None)
+            compared += 1 + len(cards)
+            if compared >= _MOST_COMPARED:
+                compared = 0
+                await asyncio.sleep(0)
 
     def use_bootstrap(self, upstream: Upstream, url: str) -> None:
         """Allow offloads to an instance: a bootstrap server was found."""
@@ -438,6 +442,17 @@ def _hosts(upstreams: Iterable[Upstream], specs: Iterable[InstanceSpec]) -> set[
     urls = [url for i in instances for url in (i.url, i.bootstrap_url) if url]
     urls += [url for spec in specs for url in spec.urls]
     return {urlsplit(url).hostname or "" for url in urls}
+
+
+def _differences(
+    model: str, card: Iterable[object], other: str, theirs: Iterable[object]
+) -> list[str]:
+    """What one card of a model has otherwise than another instance's."""
+    return [
+        f"{key} of {model[:_SHOWN]} is {str(own)[:_SHOWN]}, at {other} {str(its)[:_SHOWN]}"
+        for key, own, its in zip(_CARD, card, theirs, strict=True)
+        if own != its
+    ]
 
 
 def _named(models: Collection[str]) -> str:

@@ -100,6 +100,7 @@ class Probes:
             ):
                 group.create_task(self._every(every_s, job, is_due, wanted), name=name)
             group.create_task(self._every(settings.scrape_interval, self.scrape), name="scrape")
+            group.create_task(self._compare(tick_s), name="model cards")
 
     async def _every(
         self,
@@ -142,6 +143,16 @@ class Probes:
                     async with asyncio.timeout(interval_s):
                         await wanted.wait()
                 wanted.clear()
+
+    async def _compare(self, pause_s: float) -> None:
+        """Compare the model cards where some have changed, with a pause from one time to the next.
+
+        Cards of many instances that change together, as at the start, are compared together.
+        """
+        while True:
+            await self._instances.cards_changed.wait()
+            await self._instances.compare_cards()
+            await asyncio.sleep(pause_s)
 
     def _is_probe_due(self, upstream: Upstream) -> bool:
         member = self._fleet.get(upstream.instance.name)

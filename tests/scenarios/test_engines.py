@@ -225,7 +225,7 @@ async def test_a_prompt_goes_where_it_fits(tmp_path: Path) -> None:
         assert await asked_at(proxy, 8) == {"e0", "e1"}, "short prompts go to both"
         _, models = await call(proxy, "GET", "/v1/models")
         assert [(c["id"], c["max_model_len"]) for c in models["data"]] == [("m", 64_000)]
-        assert "max_model_len of m is 64000, at e0 2000" in told_of(proxy, "e1")
+        await until(lambda: "max_model_len of m is 64000, at e0 2000" in told_of(proxy, "e1"))
         _, health = await call(proxy, "GET", "/health")
         assert any("max_model_len" in text for text in health["instances"]["e1"]["warnings"])
 
@@ -369,7 +369,7 @@ async def test_cards_of_another_model_under_one_name(tmp_path: Path) -> None:
         await until(lambda: "root of m is org/m-fp8, at e0 org/m" in told_of(proxy, "e1"))
         assert told_of(proxy, "e0") == ""
         await call(proxy, "DELETE", "/instances/e0")
-        assert told_of(proxy, "e1") == "", "nobody is left to differ from"
+        await until(lambda: told_of(proxy, "e1") == "", "nobody is left to differ from")
 
 
 async def test_of_very_many_models_the_first_are_compared(tmp_path: Path) -> None:

@@ -110,3 +110,57 @@ async def test_all_connections_are_closed_in_one_turn() -> None:
         group.create_task(instances.close())
         await asyncio.sleep(0)
         assert all(upstream._pool._is_closed for upstream in instances.all())
+
+
+def card(model: str, length: int) -> dict[str, object]:
+    return {"id": model, "max_model_len": length}
+
+
+async def differing(instances: Instances) -> dict[str, str]:
+    """What is said of the cards, by instance, once they are compared."""
+    await instances.compare_cards()
+    told = {name: of.get("model cards", "") for name, of in instances.warnings.items()}
+    return {name: text for name, text in told.items() if text}
+
+
+async def test_cards_are_compared_with_the_first_that_serves_the_model() -> None:
+    instances, said = beside(1), "its model cards differ: max_model_len of "
+    instances.observe_cards("i2", [card("m", 3), card("n", 3)])
+    instances.observe_cards("i1", [card("m", 2), card("n", 2)])
+    assert instances.cards_changed.is_set()
+    of_n = "max_model_len of n is 3, at i1 2"
+    assert await differing(instances) == {"i2": f"{said}m is 3, at i1 2; {of_n}"}
+    assert not instances.cards_changed.is_set()
+    instances.observe_cards("i0", [card("m", 1)])
+    assert instances.cards_changed.is_set()
+    of_both = {"i1": f"{said}m is 2, at i0 1", "i2": f"{said}m is 3, at i0 1; {of_n}"}
+    assert await differing(instances) == of_both
+    instances.observe_cards("i0", [card("m", 1)])
+    assert not instances.cards_changed.is_set(), "nothing is new"
+    instances.remove("i0")
+    instances.remove("i1")
+    assert instances.cards_changed.is_set()
+    assert await differing(instances) == {}
+
+
+async def test_cards_of_many_cost_each_little_and_are_compared_in_turns() -> None:
+    costs, turns = [], []
+    for others in (0, MANY):
+        instances = beside(others)
+        for upstream in instances.all():
+            instances.observe_cards(upstream.instance.name, [card(f"m{n}", 1) for n in range(10)])
+
+        def tells(instances: Instances = instances) -> None:
+            instances.observe_cards("i0", [card(f"m{n}", 2) for n in range(10)])
+
+        costs.append(calls(tells))
+        compares, count = asyncio.create_task(instances.compare_cards()), 0
+        while not compares.done():
+            await asyncio.sleep(0)
+            count += 1
+        turns.append(count)
+        assert "of m9 is 1, at i0 2" not in instances.warnings["i1"]["model cards"]
+        assert "of m2 is 1, at i0 2 and 7 more" in instances.warnings["i1"]["model cards"]
+    assert costs[1] < costs[0] + MANY / 2
+    assert turns[0] == 1
+    assert turns[1] > MANY * 10 / 256
