@@ -52,7 +52,9 @@ async def test_a_defect_of_one_part_ends_no_other(
 
 async def test_what_is_no_defect_ends_them_all() -> None:
     with pytest.raises(BaseExceptionGroup):
-        await background.run({"bad": Failing(OSError(5, "IO"))}, Watermark(None), Metrics(), int)
+        await background.run(
+            {"bad": Failing(OSError(5, "IO"))}, Watermark(None), Metrics(), lambda: None
+        )
 
 
 async def test_where_no_thread_can_be_started_memory_is_measured_later(
