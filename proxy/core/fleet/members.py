@@ -392,11 +392,13 @@ class Fleet:
         `lengths`: tokens of context, by model, as far as they are told.
         """
         if (member := self._members.get(name)) is not None:
-            known, member.models = member.models, frozenset(models)
+            known, known_lengths = member.models, member.lengths
+            member.models = frozenset(models)
             self.model_changes += known != member.models
             self.models_again(name)
             member.bases, member.lengths = dict(bases or {}), dict(lengths or {})
-            self._count_models()
+            if (known, known_lengths) != (member.models, member.lengths):
+                self._count_models()
 
     def models_again(self, name: str) -> None:
         """An instance's list of models was read, and is as it is known."""

@@ -112,6 +112,23 @@ async def test_all_connections_are_closed_in_one_turn() -> None:
         assert all(upstream._pool._is_closed for upstream in instances.all())
 
 
+async def test_models_that_are_read_again_cost_the_same_beside_many_instances() -> None:
+    costs = []
+    for others in (0, MANY):
+        instances = beside(others)
+        known = instances.known
+        for upstream in instances.all():
+            known.observe_models(upstream.instance.name, ["m"], {}, {"m": 1})
+
+        def read(known: FleetState = known) -> None:
+            known.observe_models("i0", ["m"], {}, {"m": 1})
+
+        costs.append(calls(read))
+        known.observe_models("i0", ["m"], {}, {"m": 2})
+        assert known.fleet.uneven == {"m"}
+    assert costs[1] < costs[0] + MANY / 2
+
+
 def card(model: str, length: int) -> dict[str, object]:
     return {"id": model, "max_model_len": length}
 
