@@ -426,7 +426,6 @@ TESTED_ELSEWHERE = {
     "proxy.core.routing.actions": "test_request_flow.py: each path as a transcript",
     "proxy.core.routing.route": "test_router.py and test_lifecycle.py: every step of a route",
     "proxy.fleet.discovery.base": "vocabulary only",
-    "proxy.fleet.instances": "scenarios/test_breaker.py: who goes, who comes back",
     "proxy.fleet.probes": "scenarios/test_breaker.py, process/test_hot_restart.py",
     "proxy.fleet.sensors.base": "sensors/test_dcgm.py and test_registry.py: bounds, faults",
     "proxy.fleet.sensors.simulated": "sensors/test_registry.py: degrees by the clock",
