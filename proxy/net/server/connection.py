@@ -47,7 +47,9 @@ QUEUED_MAX = 8
 """Requests that may wait behind the one in service; more abort the connection. From 32 on aiohttp
 would stop reading and not see the client leave."""
 READ_S = 60.0
-"""Within this time a client reads most of an answer that is not a stream's."""
+"""Within this time a client reads most of an answer of the proxy's own."""
+SHORT_BYTES = 1 << 16
+"""A transport takes a shorter one at once, beside what the kernel has."""
 SLICE_BYTES, SLICE_LINES = 16384, 1024
 """A longer read of more lines, which are many small chunks or heads, is parsed in slices."""
 LONG_READ_BYTES, LONG_READS = 131072, 3
@@ -107,6 +109,7 @@ class ClientConnection(SerialHandler):
         "_long_reads",
         "_rules",
         "_silent",
+        "held_bytes",
     )
 
     def __init__(
@@ -124,7 +127,7 @@ class ClientConnection(SerialHandler):
         self._bounds = RequestFraming()
         self._body: StreamReader = EMPTY_PAYLOAD
         self._is_refused = self._is_broken = self._is_last = self._is_held = False
-        self._long_reads = 0
+        self._long_reads = self.held_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accepted, after the TLS handshake if there is one."""
@@ -359,24 +362,26 @@ class ClientConnection(SerialHandler):
             self._broke(Refusal.FRAMING)
         self._is_broken = True
 
-    async def until_read(self, request: web.BaseRequest, left: int) -> None:
-        """Wait until the client has read most of an answer, as long as there is room for it."""
-        room = self._rules.unread
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Finish an answer. One that is long and not read has a share of the room, and a time."""
+        body = resp.body if isinstance(resp, web.Response) else None
+        if not isinstance(body, bytes) or len(body) <= SHORT_BYTES or resp.prepared:
+            return await super().finish_response(request, resp, start_time)
+        room, self.held_bytes = self._rules.unread, len(body)
         try:
-            if room is not None and not room.take(self, party(request.remote or ""), left):
+            if room is not None and not room.take(self, party(request.remote or ""), len(body)):
                 self.give_way()
             async with asyncio.timeout(READ_S):
-                await request.writer.drain()
+                return await super().finish_response(request, resp, start_time)
         except TimeoutError:
             self.give_way()
+            return resp, True
         finally:
+            self.held_bytes = 0
             if room is not None:
                 room.free(self)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that are in memory, as the client does not read them."""
-        return self.left_bytes
 
     def give_way(self) -> None:
         """End: what this client leaves unread is too much, or it takes too long."""

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import asyncio
 
-from aiohttp import web
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
 from proxy.net.server.aiohttp_adapter import AiohttpConnection, Unreadable, release_task
 from proxy.net.server.refusals import RefusedError
-
-LEFT_BYTES = 1 << 16
-"""More than this of an answer is in memory, as the transport tells its writer to wait."""
 
 
 class SerialHandler(AiohttpConnection):
@@ -52,8 +48,6 @@ class SerialHandler(AiohttpConnection):
             self.keeps_alive = bool(response.keep_alive)
             if not payload.is_eof():
                 await self._linger(payload)
-            if (left := self.left_bytes) > LEFT_BYTES:
-                await self.until_read(request, left)
         except ConnectionError:
             return False
         except asyncio.CancelledError:
@@ -68,15 +62,6 @@ class SerialHandler(AiohttpConnection):
             return False
         self.begin_idle_time()
         return True
-
-    @property
-    def left_bytes(self) -> int:
-        """Bytes of answers that the client has not read yet."""
-        return 0 if self.transport is None else self.transport.get_write_buffer_size()
-
-    async def until_read(self, request: web.BaseRequest, left: int) -> None:
-        """Wait until the client has read most of an answer; raises ConnectionError."""
-        raise NotImplementedError
 
     async def _linger(self, payload: StreamReader) -> None:
         """Read the rest of a body, for a while, so that its client can read the answer."""
