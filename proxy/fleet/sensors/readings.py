@@ -112,12 +112,15 @@ class GpuReadings:
         watched = self._by_instance.get(instance)
         if watched is None:
             return
+        is_full = False
         for reading in found:
             if watched.named and reading.gpu not in watched.named:
                 continue
             before = watched.last.get(reading.gpu)
-            if before is None and not watched.has_room(reading.at_s):
-                continue
+            if before is None:
+                is_full = is_full or not watched.has_room(reading.at_s)
+                if is_full:
+                    continue
             is_frozen = not is_idle and before is not None and _is_same(before, reading)
             if before is None or not is_frozen:
                 watched.last[reading.gpu] = reading
