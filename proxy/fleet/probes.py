@@ -224,8 +224,9 @@ class Probes:
         upstream.refuses_key = False
         wanted = self._options.settings.model
         # A list of 1,000 adapters takes 5 ms, and any client can have it read at each probe.
-        before, upstream.models_read = upstream.models_read, hash((body, wanted))
-        if member.models is not None and before == upstream.models_read:
+        before, upstream.models_read, now = upstream.models_read, 0, hash((body, wanted))
+        if member.models is not None and before == now:
+            upstream.models_read = now
             self._fleet.models_again(name)
             self._instances.warn(name, "models", None)
             return
@@ -240,6 +241,7 @@ class Probes:
         self._instances.known.observe_models(name, models, bases, context_lengths(cards))
         self._instances.warn(name, "models", None)
         self._instances.note_models(name, models, wanted)
+        upstream.models_read = now  # of a list that could be read: the warning of another stays
 
     def _key_refused(self, upstream: Upstream, why: str) -> None:
         """Note that it refuses the proxy's own key at /v1/models: a trial decides.

@@ -67,4 +67,4 @@ async def test_every_expression_evaluates_and_open_rows_have_data(tmp_path: Path
                         empty.add(panel["title"])
                 return empty == EMPTY
 
-            await until(is_drawn, "every panel has data")
+            assert await until(is_drawn, "every panel has data")

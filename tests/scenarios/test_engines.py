@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from yarl import URL
 
 from proxy.core.fleet.health import Health, State
 from tests.support.admin import call
-from tests.support.harness import Answer, ServedProxy, until
+from tests.support.harness import Answer, RawEngine, ServedProxy, plain, until
 from tests.support.told_engine import ToldEngine, card
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -431,3 +431,25 @@ async def test_another_process_serves_another_model_at_once(tmp_path: Path) -> N
         await until(lambda: proxy.router.known.fleet.serves("new"), "its list is read again")
         assert (await proxy.post(chat(model="new"))).status == 200
         assert (await proxy.post(chat(model="old"))).status == 404
+
+
+async def test_the_warning_of_a_list_that_cannot_be_read_stays(tmp_path: Path) -> None:
+    async with RawEngine() as engine:
+        own: dict[str, Any] = {"kv_connector": "none", "health_interval": 0.05}
+        async with ServedProxy(tmp_path / "log", [f"e0={engine.address}"], **own) as proxy:
+            await proxy.up()
+            await until(lambda: proxy.router.known.fleet.get("e0").models, "models are known")
+            nest = b"[" * 300 + b"]" * 300
+            engine.gets["/v1/models"] = plain(b'{"data":[{"id":"m","x":%b}]}' % nest)
+
+            def asked() -> int:
+                return sum(b"/v1/models" in head for head in engine.heads)
+
+            for _ in range(3):
+                proxy.router.known.fleet.reread_models()
+                await until(partial(_is_more, asked, asked() + 1), "it is asked again")
+                assert "no list of models" in told_of(proxy)
+
+
+def _is_more(count: Callable[[], int], than: int) -> bool:
+    return count() > than

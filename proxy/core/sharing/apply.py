@@ -135,7 +135,7 @@ class Others:
     def _writer(self, name: str) -> _Writer | None:
         """Whoever is to be heard under this name: not this replica itself, nor one too many."""
         found = self._writers.get(name)
-        if found is None and name != self._own and len(self._writers) < WRITERS_MAX:
+        if found is None and name != self._own and self.hears(name):
             found = self._writers[name] = _Writer()
         return found
 
