@@ -10,14 +10,17 @@ import pytest
 
 from proxy.net.peer_documents import (
     LINE_BYTES,
+    LOOP_SHARE,
     MOST_LINES,
     MOST_WANTED,
+    PAUSE_S,
     SKIP_BYTES,
     TURN_BYTES,
     WANTED_BYTES,
     TooMuchError,
     in_turns,
     read_json,
+    sample_of,
     wanted_lines,
 )
 
@@ -121,3 +124,46 @@ async def test_other_tasks_run_between_the_turns_of_a_parser() -> None:
         parsing = group.create_task(in_turns(parser()))
         group.create_task(other())
     assert (ran, parsing.result()) == (["first", "other", "second"], "value")
+
+
+async def test_a_document_that_costs_much_is_parsed_the_more_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside any turn the event loop has the rest of its time, however long the turn takes."""
+    spent, slept = 0.0, 0.0
+    costs = [0.0, 0.00001, 0.0005, 0.005]
+
+    def parser() -> Generator[None, None, None]:
+        nonlocal spent
+        for cost in costs:
+            spent += cost
+            yield
+
+    async def sleep(pause_s: float) -> None:
+        nonlocal slept
+        slept += pause_s
+        assert pause_s >= PAUSE_S
+        assert spent <= LOOP_SHARE * (spent + slept) + 1e-9
+
+    monkeypatch.setattr("time.thread_time", lambda: spent)
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    await in_turns(parser())
+    assert slept >= sum(costs) / LOOP_SHARE - sum(costs)
+
+
+@pytest.mark.parametrize(
+    ("line", "labels"),
+    [
+        (b'a{x="1",y="2"} 3', {"x": "1", "y": "2"}),
+        (rb'a{x="}{\"",y=","} 3', {"x": '}{"', "y": ","}),
+        (rb'a{x="\n\\",} 3 17', {"x": "\n\\"}),
+        (b'a { x = "1" } 3', {"x": "1"}),
+        (b'a{x="} 3', None),
+        (b'a{x="1"', None),
+        (b'a{x="1} 3', None),
+    ],
+)
+def test_labels_are_read_as_they_are_quoted(line: bytes, labels: dict[str, str] | None) -> None:
+    sample = sample_of(line)
+    assert (sample and dict(sample.labels)) == labels
+    assert sample is None or sample.value == 3.0
