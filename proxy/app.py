@@ -43,7 +43,14 @@ from proxy.net.bus import BUSES
 from proxy.net.bus.form import BatchForm
 from proxy.net.server import cors
 from proxy.net.server.connection import Rules, Runner
-from proxy.net.server.listener import ConnectionLimit, GuardedSite, Site, client_cap, no_listener
+from proxy.net.server.listener import (
+    ConnectionLimit,
+    GuardedSite,
+    Site,
+    admin_cap,
+    client_cap,
+    no_listener,
+)
 from proxy.net.server.refusals import RefusalLog
 from proxy.net.server.responses import REQUEST_ID, SERVER, error_response, request_id
 from proxy.process import background, signals, snapshot
@@ -522,14 +529,12 @@ class Proxy:
     def _site(
         self, runner: web.AppRunner, host: str, port: int, secure: ssl.SSLContext | None
     ) -> Site:
-        """The admin listener has no connection limit, so that operators get in beside clients."""
-        if len(self._runners) > 1:
-            return Site(runner, host, port, backlog=BACKLOG, ssl_context=secure)
-        metrics = self.state.metrics
-        limit = ConnectionLimit(
-            client_cap(self._settings.max_connections), metrics.connections_refused.inc
-        )
-        metrics.open_connections.set_function(lambda: limit.open)
+        """A listener; the admin's has few places of its own: operators get in beside clients."""
+        metrics, is_admin = self.state.metrics, len(self._runners) > 1
+        cap = admin_cap() if is_admin else client_cap(self._settings.max_connections)
+        limit = ConnectionLimit(cap, metrics.connections_refused.inc, ends_idle=is_admin)
+        if not is_admin:
+            metrics.open_connections.set_function(lambda: limit.open)
         return GuardedSite(runner, host, port, limit, backlog=BACKLOG, ssl_context=secure)
 
     async def _exchange(self, secure: ssl.SSLContext) -> None:

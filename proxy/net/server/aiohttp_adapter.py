@@ -161,8 +161,9 @@ class AiohttpServer(web.Server):
         """Connections that are being served."""
         return len(self._connections)
 
-    def make_room(self) -> bool:
-        """Close an idle connection; False if there is none."""
+    def make_room(self, *, ends_idle: bool) -> bool:
+        """Close a connection that is silent, or idle if `ends_idle`; False if there is none."""
+        del ends_idle
         return False
 
 

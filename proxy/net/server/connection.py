@@ -328,8 +328,14 @@ class ClientConnection(SerialHandler):
         """The head was not complete in time."""
         self._refuse(Refusal.HEAD_LATE)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for its next request, and nothing of one has come."""
+        is_between = not self.messages and self._bounds.is_between
+        return is_between and self.current_request is None and not self._is_broken
+
     def close_silent(self) -> None:
-        """Whether nothing has ever come, so that there is no request to answer."""
+        """End without an answer, as there is no request."""
         self._note(Refusal.SILENT)
         self._is_broken = True
         if self.transport is not None:
@@ -537,9 +543,18 @@ class ConnectionFactory(AiohttpServer):
         watched = self._heads, self._silent
         return ClientConnection(self, self._rules, *watched, loop=self.loop, **self.options)
 
-    def make_room(self) -> bool:
-        """Close the connection that has been silent for longest since it was made."""
-        return self._silent.expire_first()
+    def make_room(self, *, ends_idle: bool) -> bool:
+        """Close the connection that has been silent for longest since it was made.
+
+        `ends_idle`: for want of one the oldest that waits for its next request.
+        """
+        if self._silent.expire_first():
+            return True
+        idle = (c for c in self.connections if isinstance(c, ClientConnection) and c.is_idle)
+        oldest = next(idle, None) if ends_idle else None
+        if oldest is not None:
+            oldest.close_silent()
+        return oldest is not None
 
 
 class Runner(AiohttpRunner):
