@@ -224,18 +224,24 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             if len(head) <= KNOWN_HEAD_BYTES:
                 KNOWN_HEADS.keep(head, known)
         if known.status >= 200:
+            if known.status < 300 and not self._is_sent():
+                # A refusal may come early. A success would hold the request as long as it lasts.
+                raise FramingError("it answers before it has read the request")
             reply.begin(known)
             return
         self._interim += 1
         if self._interim > INTERIM_MAX:
             raise FramingError("too many informational answers")
 
+    def _is_sent(self) -> bool:
+        """Whether the kernel has the whole request."""
+        return self._unsent is None and self._transport.get_write_buffer_size() == 0
+
     def _finish(self, reply: UpstreamResponse) -> None:
         """The answer is complete: the connection is free again, or closed."""
-        is_sent = self._unsent is None
+        # If the request is still being sent (refused early), its rest would precede the next one.
+        is_sent = self._is_sent()
         self._forget()
-        # If the request is still being sent (answered early), its rest would precede the next one.
-        is_sent = is_sent and self._transport.get_write_buffer_size() == 0
         if reply.keeps and is_sent and not self.is_closed:
             self.resume()
             self._on_rest(self)
