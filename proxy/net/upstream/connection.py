@@ -22,7 +22,7 @@ from proxy.protocol.framing import FramingError, UntilClose
 from proxy.protocol.memo import Memo
 from proxy.protocol.streams.sse import FastPath
 
-HEAD_BYTES, HEAD_LINES = 65536, 256
+HEAD_BYTES, HEAD_LINES = 16384, 256
 """A longer head is refused; informational heads before it are counted in its bytes."""
 READ_BYTES = 65536
 """Most bytes of one read."""
