@@ -52,7 +52,7 @@ ROWS = (
     ),
     ("unread bytes of answers, together", _bytes(UNREAD_BYTES)),
     ("one event of a stream", _bytes(EVENT_BYTES)),
-    ("unfinished events of all streams, together", _bytes(EVENTS_BYTES)),
+    ("unfinished events and answers' beginnings, together", _bytes(EVENTS_BYTES)),
     ("one message of KV events", _bytes(KV_MESSAGE_BYTES)),
     ("unfinished messages of KV events, together", _bytes(PARTIAL_BYTES)),
     ("KV events of a message", batches.MOST_EVENTS),
