@@ -29,7 +29,6 @@ from proxy.admin.samples import SamplesPath
 from proxy.config.in_force import OptionsInForce
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
-from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.kvcache.sessions import nobody
 from proxy.fleet import probes
 from proxy.fleet.discovery.discovery import Discovery, DiscoveryCollector
@@ -72,7 +71,6 @@ from proxy.request.attempts import LegOwners
 from proxy.request.exchange import Exchange, RequestOwners
 from proxy.request.kv_release import KvReleases
 from proxy.request.large_bodies import LargeBodies
-from proxy.request.relay import EVENTS_BYTES
 from proxy.state.proxy_state import ProxyState
 from proxy.state.replicas import Replicas
 from proxy.telemetry.request_log import MayFail
@@ -210,7 +208,6 @@ class Routes:
             instances,
             state.telemetry,
             legs,
-            LargestPays(EVENTS_BYTES),
         )
 
     def application(self, *, admin: bool = True, public: bool = True) -> web.Application:

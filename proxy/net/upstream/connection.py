@@ -16,7 +16,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from proxy.core.types import FailureKind
 from proxy.net import tcp
 from proxy.net.tls_records import SmallRecordsError
-from proxy.net.upstream.response import Fields, Head, UpstreamResponse
+from proxy.net.upstream.response import Fields, Head, Share, UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import FramingError, UntilClose
 from proxy.protocol.memo import Memo
@@ -88,6 +88,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         "is_closed",
         "loop",
         "requests",
+        "share",
     )
 
     get_buffer: Callable[[int], memoryview]  # type: ignore[assignment]
@@ -98,8 +99,10 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         loop: asyncio.AbstractEventLoop,
         on_rest: Callable[[UpstreamConnection], None],
         on_lost: Callable[[UpstreamConnection], None],
+        share: Share | None = None,
     ) -> None:
         self.loop = loop
+        self.share = share
         self._on_rest, self._on_lost = on_rest, on_lost
         self._reply: UpstreamResponse | None = None
         # The event loop gets these attributes once, and calls them for every read.
