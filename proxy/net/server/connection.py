@@ -391,9 +391,10 @@ class ClientConnection(SerialHandler):
 
     def give_way(self) -> None:
         """End: what this client leaves unread is too much, or it takes too long."""
-        self.force_close()
+        self._is_broken = True
         if self.transport is not None:
-            self.transport.abort()
+            self.transport.abort()  # else it stays until the client has read what is queued
+        self.force_close()
 
     def _drop(self, count: int) -> None:
         """Remove the last messages of the queue."""
