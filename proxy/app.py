@@ -418,7 +418,7 @@ class Proxy:
         refused = state.metrics.client_errors
         log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
         self._rules = Rules(
-            settings.header_timeout, settings.max_body_bytes, log, self.state.unread
+            settings.header_timeout, settings.max_body_bytes, log, state.unread, state.heads
         )
         self._drain = Drain(
             state.options,

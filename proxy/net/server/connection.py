@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy, RawRequestMessage
@@ -25,6 +25,14 @@ from proxy.net.server.aiohttp_adapter import (
     AiohttpServer,
     Unreadable,
     unreadable,
+)
+from proxy.net.server.held_heads import (
+    COPIES,
+    COPIES_IN_PARTS,
+    UNCOUNTED_BYTES,
+    HeldHeads,
+    Room,
+    size_of,
 )
 from proxy.net.server.refusals import NO_FAULT, RefusalLog, RefusedError, refusal_of
 from proxy.net.server.request_loop import SerialHandler
@@ -69,16 +77,6 @@ def has_c_parser() -> bool:
     return HttpRequestParser is not HttpRequestParserPy
 
 
-class UnreadRoom(Protocol):
-    """Room for what clients leave unread, see `HeldForClients`."""
-
-    def take(self, holder: Any, owner: str, size: int) -> bool:
-        """Hold so much; False where the holder has to go."""
-
-    def free(self, holder: Any) -> None:
-        """Nothing is held any more."""
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Options of all connections of a listener."""
@@ -86,8 +84,10 @@ class Rules:
     header_timeout_s: float
     max_body_bytes: int
     log: RefusalLog
-    unread: UnreadRoom | None = None
+    unread: Room | None = None
     """None: each client has READ_S alone."""
+    heads: Room | None = None
+    """None: heads are not counted."""
 
 
 class StalledClientError(ConnectionResetError):
@@ -101,6 +101,7 @@ class ClientConnection(SerialHandler):
         "_body",
         "_bounds",
         "_heads",
+        "_held_heads",
         "_is_broken",
         "_is_held",
         "_is_last",
@@ -128,6 +129,7 @@ class ClientConnection(SerialHandler):
         self._body: StreamReader = EMPTY_PAYLOAD
         self._is_refused = self._is_broken = self._is_last = self._is_held = False
         self._long_reads = self.held_bytes = 0
+        self._held_heads: HeldHeads | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accepted, after the TLS handshake if there is one."""
@@ -136,8 +138,6 @@ class ClientConnection(SerialHandler):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client; none if a paused parser is to go on."""
-        if self._is_broken:
-            return
         if self._is_silent or len(data) >= LONG_READ_BYTES:
             self._note_read(data)
         size = len(data)
@@ -145,12 +145,13 @@ class ClientConnection(SerialHandler):
         if size > SLICE_BYTES and self._bounds.left < size and data.count(b"\n") > SLICE_LINES:
             # The parser takes all that it gets before the framing is asked whether it goes on.
             for at in range(0, size, SLICE_BYTES):
-                if not self._is_broken:
-                    self._receive(data[at : at + SLICE_BYTES])
+                self._receive(data[at : at + SLICE_BYTES])
         else:
             self._receive(data)
 
     def _receive(self, data: bytes) -> None:
+        if self._is_broken or (self._is_refused and data):
+            return  # behind a refused request the parser would keep a head that nobody bounds
         before, bounds = self.request_count, self._bounds
         super().data_received(data)
         new = self.request_count - before
@@ -217,18 +218,25 @@ class ClientConnection(SerialHandler):
             return False
         self._body = payload
         self._bounds.left = left
+        if end > UNCOUNTED_BYTES or self._held_heads is not None or len(self.messages) > 1:
+            self._count_heads()
         return True
 
     def _take(self, data: bytes, new: int) -> None:
         """Check any other piece: parts of heads, chunks, several messages, errors."""
+        came = 0
         try:
             self._bounds.feed(data)
+            came = len(self._bounds.pending)
             self._take_messages(len(self.messages) - new)
             if len(self._bounds.pending) > HEAD_BYTES and not self.reading_paused:
                 self._refuse(Refusal.HEAD_SIZE)
         except FramingError as error:
             small = isinstance(error, SmallChunksError)
             self._broke(Refusal.CHUNKS if small else Refusal.FRAMING)
+        # The parser keeps the last head until another one begins.
+        if came > UNCOUNTED_BYTES or (came and (self._held_heads or len(self.messages) > 1)):
+            self._count_heads(came)
         if self._bounds.in_head and not self._is_broken and not self._is_refused:
             self._heads.watch(self)
         else:
@@ -311,6 +319,37 @@ class ClientConnection(SerialHandler):
         is_serving = self.current_request is not None
         return len(self.messages) > QUEUED_MAX + (not is_serving)
 
+    def _count_heads(self, came: int = 0) -> None:
+        """Bound the heads that wait for their turn, and count what all heads hold.
+
+        `came`: bytes from the beginning of the last one; the parser has it, even if it is refused.
+        """
+        sizes = [
+            0 if isinstance(message, Unreadable) else size_of(message.path, message.raw_headers)
+            for message, _ in self.messages
+        ]
+        request = self.current_request
+        if request is not None:
+            sizes.insert(0, size_of(request.raw_path, request.raw_headers))
+        if sum(sizes[1:]) > HEAD_BYTES:
+            self._give_up()
+            return
+        is_over = self._is_refused or self._is_broken
+        size = COPIES * (sum(sizes) + came * is_over) + COPIES_IN_PARTS * len(self._bounds.pending)
+        self._hold_heads(size)
+
+    def _hold_heads(self, size: int) -> None:
+        held, room = self._held_heads, self._rules.heads
+        if size > UNCOUNTED_BYTES and room is not None and self.transport is not None:
+            if held is None:
+                peer = self.transport.get_extra_info("peername")
+                owner = party(str(peer[0] if isinstance(peer, list | tuple) else peer or ""))
+                held = self._held_heads = HeldHeads(room, owner, self.give_way)
+            held.hold(size)
+        elif held is not None:
+            held.free()
+            self._held_heads = None
+
     def _is_deaf(self) -> bool:
         """Whether an unread body has stopped the reading, which hides a client's leaving."""
         return self.reading_paused and self.current_request is not None
@@ -390,7 +429,7 @@ class ClientConnection(SerialHandler):
                 room.free(self)
 
     def give_way(self) -> None:
-        """End: what this client leaves unread is too much, or it takes too long."""
+        """End: what is held for this client is too much, or it takes too long."""
         self._is_broken = True
         if self.transport is not None:
             self.transport.abort()  # else it stays until the client has read what is queued
@@ -430,6 +469,7 @@ class ClientConnection(SerialHandler):
             self._note(Refusal.RECORDS)
         self._heads.forget(self)
         self._silent.forget(self)
+        self._hold_heads(0)
         self._body = EMPTY_PAYLOAD
         super().connection_lost(exc)
 
