@@ -137,6 +137,11 @@ def taken_whole(content: StreamReader) -> bytes:
     return content._buffer.popleft()
 
 
+def unread_bytes(content: StreamReader) -> int:
+    """Bytes of a body that have come and that nobody has read."""
+    return 0 if content is EMPTY_PAYLOAD else content._size
+
+
 def release_task(request: web.BaseRequest) -> None:
     """Break the reference cycle between a request and the task that served it."""
     request._task = None  # type: ignore[assignment]

@@ -24,6 +24,7 @@ from proxy.net.server.aiohttp_adapter import (
     AiohttpRunner,
     AiohttpServer,
     Unreadable,
+    unread_bytes,
     unreadable,
 )
 from proxy.net.server.held_heads import (
@@ -163,9 +164,25 @@ class ClientConnection(SerialHandler):
             self._take_more(data, new)
         elif new != 1 or not bounds.is_between or not self._take_whole(data):
             self._take(data, new)
+        if self.messages:
+            self._look_at_waiting()
+
+    def _look_at_waiting(self) -> None:
+        """Requests behind the one in service, or the next, are few, and hold little."""
         is_alone = self.current_request is None and len(self.messages) <= 1
-        if self.messages and not is_alone and (self._is_crowded() or self._is_deaf()):
+        if is_alone or self._is_broken:
+            return
+        if self._is_crowded() or self._is_deaf():
             self._give_up()
+        elif not self._is_refused:
+            self._count_heads()
+
+    def next_message(self) -> tuple[RawRequestMessage | Unreadable, StreamReader]:
+        """Take the next message off the queue: its body is its request's from now on."""
+        taken = super().next_message()
+        if self._held_heads is not None:
+            self._count_heads(of_next=taken[0])
+        return taken
 
     def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002
         """Resume reading. aiohttp asks for this with every body, even if nothing was paused."""
@@ -218,7 +235,7 @@ class ClientConnection(SerialHandler):
             return False
         self._body = payload
         self._bounds.left = left
-        if end > UNCOUNTED_BYTES or self._held_heads is not None or len(self.messages) > 1:
+        if end > UNCOUNTED_BYTES or self._held_heads is not None:
             self._count_heads()
         return True
 
@@ -235,7 +252,7 @@ class ClientConnection(SerialHandler):
             small = isinstance(error, SmallChunksError)
             self._broke(Refusal.CHUNKS if small else Refusal.FRAMING)
         # The parser keeps the last head until another one begins.
-        if came > UNCOUNTED_BYTES or (came and (self._held_heads or len(self.messages) > 1)):
+        if came > UNCOUNTED_BYTES or (came and self._held_heads is not None):
             self._count_heads(came)
         if self._bounds.in_head and not self._is_broken and not self._is_refused:
             self._heads.watch(self)
@@ -319,24 +336,27 @@ class ClientConnection(SerialHandler):
         is_serving = self.current_request is not None
         return len(self.messages) > QUEUED_MAX + (not is_serving)
 
-    def _count_heads(self, came: int = 0) -> None:
-        """Bound the heads that wait for their turn, and count what all heads hold.
+    def _count_heads(
+        self, came: int = 0, of_next: RawRequestMessage | Unreadable | None = None
+    ) -> None:
+        """Bound what waits for its turn, and count what it holds with the head of the request.
 
         `came`: bytes from the beginning of the last one; the parser has it, even if it is refused.
+        `of_next`: the request that is about to be served.
         """
-        sizes = [
-            0 if isinstance(message, Unreadable) else size_of(message.path, message.raw_headers)
-            for message, _ in self.messages
-        ]
-        request = self.current_request
-        if request is not None:
-            sizes.insert(0, size_of(request.raw_path, request.raw_headers))
-        if sum(sizes[1:]) > HEAD_BYTES:
+        served = of_next or self.current_request
+        waiting = list(self.messages)
+        if served is None and waiting:
+            served = waiting.pop(0)[0]
+        heads = [size_of(message) for message, _ in waiting]
+        bodies = sum(unread_bytes(payload) for _, payload in waiting)
+        if sum(heads) > HEAD_BYTES or (len(waiting) > 1 and bodies > HEAD_BYTES):
             self._give_up()
             return
         is_over = self._is_refused or self._is_broken
-        size = COPIES * (sum(sizes) + came * is_over) + COPIES_IN_PARTS * len(self._bounds.pending)
-        self._hold_heads(size)
+        heads.append(0 if served is None else size_of(served))
+        parts = COPIES_IN_PARTS * len(self._bounds.pending)
+        self._hold_heads(COPIES * (sum(heads) + came * is_over) + parts + bodies)
 
     def _hold_heads(self, size: int) -> None:
         held, room = self._held_heads, self._rules.heads

@@ -1,11 +1,14 @@
-"""What the heads of a connection's requests hold: a share of a room, beyond some kilobytes."""
+"""What heads, and requests that wait, hold of a connection: a share of a room, beyond 4 KiB."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from aiohttp.typedefs import RawHeaders
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.web import BaseRequest
+
+from proxy.net.server.aiohttp_adapter import Unreadable
 
 UNCOUNTED_BYTES = 4096
 """Heads of a connection that hold less are not counted: the connection costs more."""
@@ -43,6 +46,9 @@ class HeldHeads:
         self._room.free(self)
 
 
-def size_of(target: str, fields: RawHeaders) -> int:
-    """Bytes of a head, about."""
-    return len(target) + sum(len(name) + len(value) for name, value in fields)
+def size_of(message: RawRequestMessage | Unreadable | BaseRequest) -> int:
+    """Bytes of a head, about; none of one that could not be read."""
+    if isinstance(message, Unreadable):
+        return 0
+    target = message.raw_path if isinstance(message, BaseRequest) else message.path
+    return len(target) + sum(len(name) + len(value) for name, value in message.raw_headers)

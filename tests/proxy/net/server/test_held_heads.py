@@ -79,6 +79,44 @@ async def test_long_heads_of_one_piece_end_the_connection(tmp_path: Path) -> Non
         assert not engine.posts
 
 
+@pytest.mark.parametrize("count", [2, 8])
+async def test_bodies_behind_a_running_request_end_the_connection(
+    tmp_path: Path, count: int
+) -> None:
+    """Of two or more: a client that has an answer may send the next before its task has ended."""
+    behind = ASKS.replace(b"%d" % len(CHAT), b"%d" % (128 * KIB // count)).partition(CHAT)[0]
+    async with serving(tmp_path) as (proxy, engine), connect(proxy) as (reader, writer):
+        writer.write(ASKS)
+        await until(lambda: engine.posts, "it is being served")
+        for _ in range(count):
+            if not writer.is_closing():
+                writer.write(behind + b"y" * (128 * KIB // count))
+        assert await is_gone(reader)
+        assert proxy.metric("client_errors_total", reason=Refusal.PIPELINED) == 1
+
+
+async def test_one_body_that_waits_is_counted_until_its_turn(tmp_path: Path) -> None:
+    body = CHAT[:-1] + b',"x":"%b"}' % (b"y" * 60 * KIB)
+    asks = ASKS.partition(CHAT)[0].replace(b"%d" % len(CHAT), b"%d" % len(body)) + body
+    answers = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answers.wait()
+        writer.write(plain(b"{}"))
+
+    async with RawEngine(serve) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
+            async with connect(proxy) as (reader, writer):
+                writer.write(ASKS)
+                await until(lambda: engine.posts, "it is being served")
+                writer.write(asks)
+                await until(lambda: room_of(proxy).held_bytes >= 60 * KIB, "it is counted")
+                answers.set()
+                await asyncio.wait_for(reader.readuntil(b"{}"), WAIT_S)
+                await asyncio.wait_for(reader.readuntil(b"{}"), WAIT_S)
+                assert not len(room_of(proxy))
+
+
 async def test_one_long_head_may_wait(tmp_path: Path) -> None:
     async with RawEngine(FINE) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:

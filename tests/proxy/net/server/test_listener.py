@@ -6,6 +6,7 @@ import asyncio
 import resource
 from collections import Counter
 from pathlib import Path
+from typing import Any, cast
 
 import aiohttp
 import orjson
@@ -156,6 +157,7 @@ async def test_the_admin_listener_has_few_places_and_the_oldest_idle_gives_way(
     tmp_path: Path,
 ) -> None:
     """Who only reaches it cannot take the descriptors of all clients, nor keep an operator out."""
+
     async def live(client: Client) -> bytes:
         client.writer.write(b"GET /live HTTP/1.1\r\nHost: p\r\n\r\n")
         head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), WAIT_S)
@@ -176,7 +178,7 @@ async def test_the_admin_listener_has_few_places_and_the_oldest_idle_gives_way(
             client.writer.write(b"GET ")
         admin = proxy.server._runners[1].server
         assert admin is not None
-        await until(lambda: not any(c.is_idle for c in admin.connections))
+        await until(lambda: not any(cast(Any, c).is_idle for c in admin.connections))
         refused = await Client.connect(proxy.server.admin_url)
         assert b" 503 " in await asyncio.wait_for(refused.reader.read(), WAIT_S)
         assert (await proxy.post(chat("x"))).status == 200
