@@ -394,7 +394,7 @@ class ClientConnection(SerialHandler):
         return is_between and self.current_request is None and not self._is_broken
 
     def close_silent(self) -> None:
-        """End without an answer, as there is no request."""
+        """Whether nothing has ever come, so that there is no request to answer."""
         self._note(Refusal.SILENT)
         self._is_broken = True
         if self.transport is not None:
@@ -449,7 +449,7 @@ class ClientConnection(SerialHandler):
                 room.free(self)
 
     def give_way(self) -> None:
-        """End: what is held for this client is too much, or it takes too long."""
+        """End: what is held for this client is too much, it takes too long, or others wait."""
         self._is_broken = True
         if self.transport is not None:
             self.transport.abort()  # else it stays until the client has read what is queued
@@ -614,7 +614,7 @@ class ConnectionFactory(AiohttpServer):
         idle = (c for c in self.connections if isinstance(c, ClientConnection) and c.is_idle)
         oldest = next(idle, None) if ends_idle else None
         if oldest is not None:
-            oldest.close_silent()
+            oldest.give_way()
         return oldest is not None
 
 
