@@ -40,7 +40,7 @@ OUTPUT_TOKENS: Final = 4096
 OUTPUT_TOKENS_PER_S: Final = 8192
 """More than these no engine generates of one stream. An engine whose ids are of more would have
 others compute what nobody asked for."""
-TURN_S: Final = 300.0
+TURN_S = 300.0
 """Longest wait of a lost stream for its turn (`MoveTurns`): as long as for a first event."""
 MOVED = "moved"
 LEFT = "left"

@@ -34,7 +34,7 @@ TRAIL_PART: Final = 8
 STREAM_BYTES: Final = 8 << 20
 """Most bytes of one stream: prompt and output of a million tokens."""
 AT_ONCE_BYTES: Final = 1 << 20
-"""Most bytes of the output's ids that come at once: 19 s of what is plausible."""
+"""Most bytes of the output's ids that come at once: of 150,000 tokens."""
 SHARE: Final = 7
 """One tenant alone gets seven eighths of the memory, of two each gets seven fifteenths."""
 EVENT_BYTES: Final = 160
