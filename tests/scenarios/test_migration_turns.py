@@ -84,8 +84,8 @@ class Floor:
         for user in "wxyz"[:STREAMS]:
             body = asked(CHAT, 400, user=user)
             self.clients[user] = asyncio.create_task(stream(self.proxy, CHAT, body))
-        movable = self.proxy.server.state.in_flight.movable
-        fixed = lambda: [it.why_fixed for it in movable]  # noqa: E731
+        scopes = self.proxy.server.state.in_flight.scopes
+        fixed = lambda: [it.why_fixed for it in scopes.values() if it is not None]  # noqa: E731
         await until(lambda: fixed() == [None] * STREAMS, "all may migrate")
 
     async def answers(self) -> list[bytes]:
@@ -129,12 +129,13 @@ async def floor(tmp_path: Path, **options: Any) -> AsyncIterator[Floor]:
 async def test_streams_lost_at_once_go_on_one_after_the_other(tmp_path: Path) -> None:
     async with floor(tmp_path) as it:
         it.lost.set()
+        turns = it.proxy.server.state.in_flight.turns
+        await until(lambda: len(turns._waiting) == STREAMS - 1, "the others wait for their turn")
         await until(lambda: it.resumed, "the first one goes on")
         await stands_still(lambda: len(it.resumed))
-        assert len(it.resumed) == 1, "the others wait for their turn"
+        assert len(it.resumed) == 1
         left = next(user for user in it.clients if user not in it.resumed)
         it.clients.pop(left).cancel()
-        turns = it.proxy.server.state.in_flight.turns
         await until(lambda: len(turns._waiting) == STREAMS - 2, "its place is free")
         it.may_go.set()
         for got in await it.answers():
@@ -147,6 +148,8 @@ async def test_streams_lost_at_once_go_on_one_after_the_other(tmp_path: Path) ->
 async def test_one_that_begins_and_is_left_makes_room(tmp_path: Path) -> None:
     async with floor(tmp_path) as it:
         it.lost.set()
+        turns = it.proxy.server.state.in_flight.turns
+        await until(lambda: len(turns._waiting) == STREAMS - 1, "the others wait for their turn")
         await until(lambda: it.resumed, "the first one goes on")
         it.clients.pop(it.resumed[0]).cancel()
         await until(lambda: len(it.resumed) == 2, "the next one's turn")

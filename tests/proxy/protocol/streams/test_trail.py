@@ -250,12 +250,12 @@ def test_ids_of_more_tokens_than_there_can_be_are_not_kept(shows: bool) -> None:
     some = b",".join([b"123456"] * 1000)
     for _ in range(20):
         trail.add(some, "", is_shown=shows)
-    assert trail.why is None
+    assert trail.why_fixed() is None
     most[0] += 1000
     trail.add(some, "", is_shown=shows)
-    assert trail.why is None, "later there can be more"
+    assert trail.why_fixed() is None, "later there can be more"
     trail.add(some, "", is_shown=shows)
-    assert trail.why is Unmoved.NO_IDS
+    assert trail.why_fixed() is Unmoved.NO_IDS
     for _ in range(100):
         trail.add(some, "", is_shown=shows)
     assert (memory.taken_bytes, trail._ids, trail._pending) == (0, b"", b"")
