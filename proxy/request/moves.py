@@ -8,7 +8,7 @@ and these tokens, which every vLLM accepts. For a chat its events are rewritten 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from enum import Enum
 from functools import partial
 from typing import Final, Protocol
@@ -54,6 +54,7 @@ class Warm(Enum):
 
 
 WARM: Final = Warm.WARM
+Computed = Callable[[], Coroutine[None, None, Warm | UpstreamFailure]]
 
 
 class Legs(Protocol):
@@ -194,7 +195,7 @@ class Moves:
         try:
             if isinstance(at, Unmoved):
                 found: Onward | Unmoved = at
-            elif not await self._has_turn():
+            elif not await self._has_turn(is_next=error.cause in PLANNED):
                 found = Unmoved.TIME
             else:
                 assert self.trail is not None
@@ -259,31 +260,27 @@ class Moves:
         """What has become of a leg; None where nobody can be blamed for it."""
         if not await self._has_turn(is_next=True):
             return None
-        body = trail.request_body(at)
         if send.warms:
-            return await self._warm(body, send, reading)
-        return await self._ask(body, send)
+            return await self._warm(partial(self._computed, trail, at, send), reading)
+        return await self._ask(trail.request_body(at), send)
 
-    async def _warm(
-        self, body: bytes, send: SendDecode, reading: Reading
-    ) -> Warm | UpstreamFailure | None:
+    async def _warm(self, computed: Computed, reading: Reading) -> Warm | UpstreamFailure | None:
         """Compute the stream's tokens on an instance while its old one continues."""
         gone: list[OSError] = []
-        task = await in_group(partial(self._warming, body, send, reading, gone))
+        task = await in_group(partial(self._warming, computed, reading, gone))
         if gone:
             raise gone.pop()
         return None if task.cancelled() else task.result()
 
     async def _warming(
         self,
-        body: bytes,
-        send: SendDecode,
+        computed: Computed,
         reading: Reading,
         gone: list[OSError],
         group: asyncio.TaskGroup,
     ) -> asyncio.Task[Warm | UpstreamFailure]:
         """The task that asks, over by now or cancelled; `gone` gets why the client has left."""
-        task = group.create_task(self._computed(body, send))
+        task = group.create_task(computed())
         try:
             await reading.until(task)
         except OSError as error:  # in a group it would be one of several
@@ -291,8 +288,10 @@ class Moves:
         task.cancel()
         return task
 
-    async def _computed(self, body: bytes, send: SendDecode) -> Warm | UpstreamFailure:
-        answer = await self._ask(body, send)
+    async def _computed(
+        self, trail: Trail, at: Resumption, send: SendDecode
+    ) -> Warm | UpstreamFailure:
+        answer = await self._ask(trail.request_body(at), send)
         self._leave_turn()  # the stream may run on for long, while its client does not read
         if not isinstance(answer, UpstreamResponse):
             return answer
