@@ -29,7 +29,6 @@ from proxy.admin.samples import SamplesPath
 from proxy.config.in_force import OptionsInForce
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
-from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.kvcache.sessions import nobody
 from proxy.fleet import probes
 from proxy.fleet.discovery.discovery import Discovery, DiscoveryCollector
@@ -43,7 +42,14 @@ from proxy.net.bus import BUSES
 from proxy.net.bus.form import BatchForm
 from proxy.net.server import cors
 from proxy.net.server.connection import Rules, Runner
-from proxy.net.server.listener import ConnectionLimit, GuardedSite, Site, client_cap, no_listener
+from proxy.net.server.listener import (
+    ConnectionLimit,
+    GuardedSite,
+    Site,
+    admin_cap,
+    client_cap,
+    no_listener,
+)
 from proxy.net.server.refusals import RefusalLog
 from proxy.net.server.responses import REQUEST_ID, SERVER, error_response, request_id
 from proxy.process import background, signals, snapshot
@@ -65,7 +71,6 @@ from proxy.request.attempts import LegOwners
 from proxy.request.exchange import Exchange, RequestOwners
 from proxy.request.kv_release import KvReleases
 from proxy.request.large_bodies import LargeBodies
-from proxy.request.relay import EVENTS_BYTES
 from proxy.state.proxy_state import ProxyState
 from proxy.state.replicas import Replicas
 from proxy.telemetry.request_log import MayFail
@@ -203,7 +208,6 @@ class Routes:
             instances,
             state.telemetry,
             legs,
-            LargestPays(EVENTS_BYTES),
         )
 
     def application(self, *, admin: bool = True, public: bool = True) -> web.Application:
@@ -414,7 +418,7 @@ class Proxy:
         refused = state.metrics.client_errors
         log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
         self._rules = Rules(
-            settings.header_timeout, settings.max_body_bytes, log, self.state.unread
+            settings.header_timeout, settings.max_body_bytes, log, state.unread, state.heads
         )
         self._drain = Drain(
             state.options,
@@ -522,14 +526,12 @@ class Proxy:
     def _site(
         self, runner: web.AppRunner, host: str, port: int, secure: ssl.SSLContext | None
     ) -> Site:
-        """The admin listener has no connection limit, so that operators get in beside clients."""
-        if len(self._runners) > 1:
-            return Site(runner, host, port, backlog=BACKLOG, ssl_context=secure)
-        metrics = self.state.metrics
-        limit = ConnectionLimit(
-            client_cap(self._settings.max_connections), metrics.connections_refused.inc
-        )
-        metrics.open_connections.set_function(lambda: limit.open)
+        """A listener; the admin's has few places of its own: operators get in beside clients."""
+        metrics, is_admin = self.state.metrics, len(self._runners) > 1
+        cap = admin_cap() if is_admin else client_cap(self._settings.max_connections)
+        limit = ConnectionLimit(cap, metrics.connections_refused.inc, ends_idle=is_admin)
+        if not is_admin:
+            metrics.open_connections.set_function(lambda: limit.open)
         return GuardedSite(runner, host, port, limit, backlog=BACKLOG, ssl_context=secure)
 
     async def _exchange(self, secure: ssl.SSLContext) -> None:

@@ -10,10 +10,9 @@ streams that say that they were cut are counted apart: that is what a fault may 
 
 Without faults. Phases take turns: quiet ones; ones in which a share of hostile requests
 (`hostile.py`) goes to another proxy on this machine, which others do not use; and ones in which it
-comes to this proxy, and one of its engines is hostile too. Those last `--phase` seconds, all of
-them `--minutes` together. The others may lose nothing, and a refusal is a loss here. The good
-engines may not be ejected. What the attack takes of the machine it takes elsewhere too, so the
-others' TTFT is held against that.
+comes to this proxy, and one of its engines is hostile too. Those last about `--phase` seconds. The
+others may lose nothing, and a refusal is a loss here. The good engines may not be ejected. What the
+attack takes of the machine it takes elsewhere too, so the others' TTFT is held against that.
 """
 
 from __future__ import annotations
@@ -324,18 +323,18 @@ class Alternation:
         return {name: together(windows) for name, windows in kinds.items()}
 
     async def run(self, minutes: float, phase_s: float) -> None:
-        """Warm up, then switch until the hostile phases have lasted so long."""
+        """Warm up, then switch for so long; each kind of phase has its whole share of it."""
         await spend(min(WARM_S, phase_s))
-        left_s = minutes * 60
-        while left_s > 0:
-            length_s = min(phase_s, left_s)
+        phases, whole_s = 2 + 1 / WINDOWS, minutes * 60
+        rounds = max(1, round(whole_s / (phases * phase_s + 2 * SETTLE_S)))
+        length_s = (whole_s / rounds - 2 * SETTLE_S) / phases
+        for _ in range(rounds):
             await self._window(self.quiet_windows, length_s / WINDOWS)
             await self._hostile(self.elsewhere, self.elsewhere_windows, length_s)
             self.now = self.unused
             await spend(SETTLE_S)
             await self._hostile(self.here, self.hostile_windows, length_s)
             await spend(SETTLE_S)
-            left_s -= length_s
 
     async def _hostile(self, who: Sequence[Child], among: list[Phase], length_s: float) -> None:
         _tell(who, b"on")

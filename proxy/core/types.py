@@ -152,7 +152,7 @@ class FailureKind(StrEnum):
     LATE = "late"
     """No first token within the limit scaled by the prediction; another instance may be tried."""
     MALFORMED = "malformed"
-    """The answer is not HTTP."""
+    """The answer is not HTTP, or its beginning is the largest of too many."""
     REDIRECT = "redirect"
     """The answer is a redirect. It is never followed: any instance would give the same."""
     PEER_GONE = "peer_gone"

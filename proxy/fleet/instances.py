@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from proxy.config.values import InstanceSpec
 from proxy.core.accounts.engine_reports import EngineKv, EngineStats
+from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.fleet.health import MUTE_S, Change, State
 from proxy.core.fleet.short import WHY
 from proxy.core.known.fleet_state import FleetState
@@ -18,6 +19,7 @@ from proxy.net.addresses import literal
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.client import LENGTH, Upstream
 from proxy.net.upstream.pool import ConnectOptions
+from proxy.net.upstream.response import EVENTS_BYTES, Holder, Share
 from proxy.net.upstream.response_check import A_HOLLOW
 from proxy.protocol.errors import UpstreamFailure
 from proxy.telemetry.log import Throttle, more
@@ -83,6 +85,8 @@ class Instances:
         self.cards_changed = asyncio.Event()
         """Set where model cards are to be compared."""
         self._on_replay, self._on_removed = on_replay, on_removed
+        self.pending: LargestPays[Holder] = LargestPays(EVENTS_BYTES)
+        """What is held of answers that have not begun, and of incomplete events; by instance."""
         self._served: dict[str, frozenset[str]] = {}
         """The models of each instance; if it has none of them any more, those that it had."""
         self._fleet_text, self._fleet_since_s, self._is_look_due = _FINE, 0.0, False
@@ -119,8 +123,9 @@ class Instances:
         instance = Instance(spec.name, spec.url, spec.bootstrap_url, spec.thermal == "plugin")
         self.known.add(instance, is_proven=not self.is_serving)
         self.specs[spec.name] = spec
+        share = Share(self.pending, spec.name)
         self.by_name[spec.name] = Upstream(
-            instance, connect_timeout_s, self._on_replay, self.connect_options
+            instance, connect_timeout_s, self._on_replay, self.connect_options, share
         )
         self.probe_wanted.set()
 

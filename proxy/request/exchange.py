@@ -15,7 +15,6 @@ from aiohttp import web
 from multidict import CIMultiDict, istr
 
 from proxy.config.in_force import OptionsInForce
-from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.admission.memory import Level, Watermark
 from proxy.core.admission.queue import Priority
 from proxy.core.known.fleet_state import FleetState
@@ -66,7 +65,7 @@ from proxy.request.client_request import Outgoing
 from proxy.request.client_response import CLOSE, ClientResponse, is_whole, pass_on
 from proxy.request.large_bodies import LargeBodies
 from proxy.request.moves import Moves
-from proxy.request.relay import Relay, Rooms
+from proxy.request.relay import Rooms
 from proxy.request.stream_accounting import NO_TOKEN, Streaming
 from proxy.state.access import Access
 from proxy.state.held_for_clients import HeldBodies, Unread
@@ -109,8 +108,6 @@ class RequestOwners:
     instances: Instances
     telemetry: RequestTelemetry
     legs: LegOwners
-    pending: LargestPays[Relay]
-    """The incomplete events of all streams."""
 
     @property
     def wants_keepalive(self) -> bool:
@@ -508,7 +505,8 @@ class Exchange:
         if moves is not None and moves.trail is not None:
             owners.in_flight.movable.add(self._stream)
         heartbeat_s = owners.options.settings.heartbeat_interval
-        lines, rooms = self._extra_lines(), Rooms(owners.pending, owners.unread, self._owner)
+        rooms = Rooms(owners.instances.pending, owners.unread, self._owner)
+        lines = self._extra_lines()
         return await self._stream.run(self.request, answer, lines, heartbeat_s, rooms)
 
     def _moves(self, attempts: Attempts) -> Moves | None:

@@ -132,8 +132,8 @@ class LargeBodies:
         self._jobs.add(owner, job)
         try:
             if not self._is_serving:
-                if self._detached.spawn(self._serve()) is None:
-                    raise StoppingError("the proxy is stopping, or has too many cancellations left")
+                if self._detached.spawn(self._serve(), is_waited_for=True) is None:
+                    raise StoppingError("the proxy is stopping")
                 self._is_serving = True
             return await job.found
         finally:

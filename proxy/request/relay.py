@@ -23,7 +23,7 @@ from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.types import PLANNED, FailureKind, MoveCause
 from proxy.net.server.connection import StalledClientError
 from proxy.net.timeouts import IdleLimit
-from proxy.net.upstream.response import UpstreamResponse
+from proxy.net.upstream.response import Holder, UpstreamResponse
 from proxy.protocol.endpoints import ENDED, ENDED_BY_NAME, endpoint_of
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, UntilClose, wrap
@@ -47,9 +47,6 @@ EVENT_BYTES = 8 << 20
 event may repeat the prompt: the token ids of a million tokens are 7 MB."""
 COUNTED_BYTES = 1 << 16
 """Bytes kept of an event beyond this count in the total of all streams."""
-EVENTS_BYTES = 32 << 20
-"""Most bytes of the incomplete events of all streams; beyond it the largest one of the instance
-that has most of them is cut."""
 NO_EVENT_BYTES = 1 << 20
 """The same for what does not begin like an event, and speaks against its instance."""
 _EVENT_STARTS = (b"data:", b"event:", b"id:", b":")
@@ -130,8 +127,8 @@ class Onward(NamedTuple):
 class Rooms(NamedTuple):
     """The rooms in which a stream's bytes count. `owner`: whose share its client takes."""
 
-    pending: LargestPays[Relay]
-    """The incomplete events of all streams."""
+    pending: LargestPays[Holder]
+    """The incomplete events of all streams, and answers that have not begun."""
     unread: Unread
     owner: str
 

@@ -24,7 +24,7 @@ GRACE_S = 0.8
 and a connection must not outlive its client by a second."""
 _log = logging.getLogger(__name__)
 MOST = 1024
-"""Most such tasks; a further leg runs in its request's own task and is cut with it."""
+"""Most tasks that nobody waits for; a further leg is cut with its request."""
 T = TypeVar("T")
 
 
@@ -93,7 +93,8 @@ class DetachedTasks:
 
     def __init__(self) -> None:
         self._group: asyncio.TaskGroup | None = None
-        self.live = 0
+        self.live = self._alone = 0
+        """All tasks, and those that nobody waits for."""
 
     async def run(self) -> None:
         """Hold the group open until cancelled."""
@@ -104,24 +105,42 @@ class DetachedTasks:
             finally:
                 self._group = None
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-        """Start a task that no request waits for; None, and `work` closed, at the limit."""
-        if self._group is None or self.live >= MOST:
+    def spawn(
+        self, work: Coroutine[Any, Any, None], *, is_waited_for: bool = False
+    ) -> asyncio.Task[None] | None:
+        """Start a task; None, and `work` closed, where the proxy stops, or at the limit.
+
+        What requests wait for is bounded by their number: none is refused for it, and it takes no
+        place of a task that nobody waits for.
+        """
+        is_full = self._alone >= MOST and not is_waited_for
+        if self._group is None or is_full:
             work.close()
             return None
         task = self._group.create_task(work)
         self.live += 1
         task.add_done_callback(self._ended)
+        if not is_waited_for:
+            self._leave(task)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del task
         self.live -= 1
 
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        """Nobody waits for it from now on."""
+        self._alone += 1
+        task.add_done_callback(self._ended_alone)
+
+    def _ended_alone(self, task: asyncio.Task[None]) -> None:
+        del task
+        self._alone -= 1
+
     async def keep(self, leg: DetachedLeg[T]) -> T:
         """The leg's result; raises UpstreamFailure. On cancellation see `DetachedLeg`."""
         kept = _Kept(leg)
-        task = self.spawn(kept.go())
+        task = self.spawn(kept.go(), is_waited_for=True)
         if task is None:
             return await leg.run()
         task.add_done_callback(lambda _: kept.settle())
@@ -131,7 +150,8 @@ class DetachedTasks:
             kept.is_left = True
             if task.done():
                 kept.settle()
-            elif leg.on_left():
+            elif self._alone < MOST and leg.on_left():
+                self._leave(task)
                 kept.alarm = Alarm(GRACE_S, lambda: _cancel(task))
             else:
                 task.cancel()

@@ -2,7 +2,8 @@
 
 One is for bodies of requests without an answer. They wait in the queue, for an engine that is slow
 or hangs, or for another attempt. A field that costs no engine anything is held all the same.
-The other is for answers that their clients do not read.
+Another is for answers that their clients do not read, the third for long heads of requests: also of
+connections that are idle, or wait for a stream's end.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ LARGE_BYTES, LARGE_PART = 1 << 20, 8
 the room."""
 UNREAD_BYTES = 32 << 20
 """Most bytes of answers that wait for clients which do not read."""
+HEADS_BYTES, HEADS_PART = 64 << 20, 8
+"""Most bytes of long heads, and their part of the memory limit: 8 KiB of each of 4,000 clients."""
 _WAITING = "\n"
 _BODIES = "bodies of requests without an answer"
+_HEADS = "long heads of requests"
 _UNREAD = "answers that their clients do not read"
 _log = logging.getLogger(__name__)
 
@@ -47,6 +51,11 @@ def room_bytes(limit_bytes: int | None, max_body_bytes: int) -> int:
     """The room for bodies; a single one has room in any case. `limit_bytes`: of the process."""
     most = MOST_BYTES if limit_bytes is None else limit_bytes // MEMORY_PART
     return max(most, max_body_bytes)
+
+
+def heads_bytes(limit_bytes: int | None) -> int:
+    """The room for long heads. `limit_bytes`: of the process."""
+    return HEADS_BYTES if limit_bytes is None else min(HEADS_BYTES, limit_bytes // HEADS_PART)
 
 
 class HeldForClients:
@@ -116,6 +125,14 @@ class HeldBodies(HeldForClients):
             return False
         has_much = self.room.owned_bytes(owner) * LARGE_PART > self.room.max_bytes
         return has_much or size >= LARGE_BYTES
+
+
+class LongHeads(HeldForClients):
+    """Heads of requests that run, wait, are incomplete, or were a connection's last ones."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        # The newest: the others' requests may have run for long.
+        super().__init__(_HEADS, LargestPays(HEADS_BYTES, ends_newest=True), now_s)
 
 
 class Unread(HeldForClients):

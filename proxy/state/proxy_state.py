@@ -26,7 +26,7 @@ from proxy.protocol.prompt.facts import TokenEstimator
 from proxy.protocol.streams.trail import trail_bytes
 from proxy.state.access import Access, bearer
 from proxy.state.detached import DetachedTasks
-from proxy.state.held_for_clients import HeldBodies, Unread, room_bytes
+from proxy.state.held_for_clients import HeldBodies, LongHeads, Unread, heads_bytes, room_bytes
 from proxy.state.in_flight import InFlight
 from proxy.state.overload import OverloadWatch
 from proxy.state.queue import WaitingRoom
@@ -85,9 +85,9 @@ class ProxyState:
         self.thermal.evictions.may_abort = settings.thermal_may_abort
         if plan is not None:
             self.thermal.evictions.budget = MoveBudget(plan.options.fleet_bytes_per_s)
-        self.detached = DetachedTasks()
         self.estimator = TokenEstimator(known.bytes_per_token.of, known.bytes_per_token.media)
-        self.memory, self.bodies, self.unread = Watermark(None), HeldBodies(now_s), Unread(now_s)
+        self.memory, self.detached = Watermark(None), DetachedTasks()
+        self.bodies, self.unread, self.heads = HeldBodies(now_s), Unread(now_s), LongHeads(now_s)
         heat = control if settings.limits_heat else None
         self.gpus.needed_every_s = TICK_S if heat is not None else self.gpus.needed_every_s
         gauges = self.collector = FleetCollector(known, self.instances.reports, heat)
@@ -123,6 +123,7 @@ class ProxyState:
         state.memory.limit_bytes = limit_bytes
         state.bodies.room.max_bytes = room_bytes(limit_bytes, settings.max_body_bytes)
         state.in_flight.trails.most_bytes = trail_bytes(limit_bytes)
+        state.heads.room.max_bytes = heads_bytes(limit_bytes)
         return state
 
     def use(self, settings: Settings) -> None:

@@ -224,6 +224,7 @@ class Rig:
                 lambda: not self.state.in_flight.count and not inv.not_zero(self.exposition)
             )
         holds("I1", self.state.in_flight.count == 0, "requests are in flight")
+        holds("I1", not len(self.state.instances.pending), "bytes of answers are counted")
         left = inv.not_zero(self.exposition)
         holds("I1", not left, f"counters are not at zero: {left}")
         holds(

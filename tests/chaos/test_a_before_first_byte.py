@@ -17,6 +17,7 @@ from proxy.core.fleet import health
 from proxy.core.types import FailureKind
 from tests.chaos import figures
 from tests.chaos.client import Got, request
+from tests.chaos.command import command
 from tests.chaos.rig import ENGINE_SECRET, MODEL, SLOW_PROBES, Floor, Rig
 from tests.support.harness import (
     ANSWER,
@@ -48,6 +49,8 @@ NO_MODEL = plain(
 MALFORMED = ["malformed"], 502
 """What is made of an answer that is none."""
 REFUSES = plain(b'{"error":{"message":"no","type":"x","param":null,"code":400}}', "400 Bad Request")
+BESIDE = 64 << 20
+"""Most memory beside many answers that have begun."""
 BODY = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"fine"}}]}'
 
 
@@ -718,3 +721,40 @@ async def test_f163_bad_requests_beside_a_failure(rig: Floor, way: str) -> None:
             assert bad.status == 400
             await r.ask(f"prompt {i}", headers={"X-Session-ID": f"s{i}"}, stream=True)
         await until(lambda: not r.is_up("i0"), "its trial fails")
+
+
+def begins(size: int) -> bytes:
+    """A stream whose first event begins with so many bytes, and has as many to come."""
+    return STREAM_HEAD + b"%x\r\n" % (2 * size) + b"data: " + b"x" * size
+
+
+async def test_f183_a_first_event_without_an_end(rig: Floor) -> None:
+    async with rig([stalls(begins(400_000)), GOOD], migration_limit=1, **SLOW_PROBES) as r:
+        room = r.state.instances.pending
+        room.max_bytes = 200_000
+        assert await elsewhere(r) == ["malformed"]
+        assert not len(room)
+
+
+async def test_f183_many_of_them(rig: Floor, tmp_path: Path) -> None:
+    """Each is shorter than what is kept of one."""
+    async with (
+        RawEngine(stalls(begins(1_000_000))) as engine,
+        command(tmp_path, [engine.address], "--migration-limit", "1") as proxy,
+    ):
+        await proxy.up(1)
+        before, most = proxy.rss_bytes, 0
+        asked = [asyncio.create_task(proxy.ask(f"{n}", stream=True)) for n in range(128)]
+        try:
+            for _ in range(30):
+                await asyncio.sleep(0.1)
+                most = max(most, proxy.rss_bytes - before)
+            ended = [task.result().status for task in asked if task.done()]
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+    assert most <= BESIDE, f"{most >> 20} MiB beside them"
+    assert len(ended) >= 90
+    assert set(ended) <= {502, 503}
+    rig.checked += 1

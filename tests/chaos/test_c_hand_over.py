@@ -375,6 +375,16 @@ async def test_f105_an_answer_that_is_cut(rig: Floor) -> None:
         assert r.metric("kv_releases_total", result="stranded") == 1
 
 
+async def test_f184_answers_of_p_without_an_end(rig: Floor) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2000000\r\n\r\n"
+    p = stalls(head + b'{"id":"' + b"x" * 400_000)
+    async with rig(peer(p), **ALWAYS, **SLOW_PROBES) as r:
+        room = r.state.instances.pending
+        room.max_bytes = 200_000
+        assert (await colocated(r))["fallback"] == "p_error"
+        assert not len(room)
+
+
 ANOTHER_PROMPT: dict[str, dict[str, Any]] = {
     "as long as max_tokens leaves room": {"truncate_prompt_tokens": -1},
     "the last tokens": {"truncate_prompt_tokens": 900},

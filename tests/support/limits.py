@@ -20,13 +20,15 @@ from proxy.net.kv_events.zmtp import MOST_BYTES as KV_MESSAGE_BYTES
 from proxy.net.secured import HANDSHAKE_BYTES
 from proxy.net.server.connection import LIMITS, QUEUED_MAX
 from proxy.net.server.handshakes import HANDSHAKE_S
+from proxy.net.server.held_heads import UNCOUNTED_BYTES
 from proxy.net.tls_records import SMALL_RECORDS
+from proxy.net.upstream.response import EVENTS_BYTES
 from proxy.process.reload import READ_S
 from proxy.protocol import body
 from proxy.protocol.request_framing import HEAD_BYTES
 from proxy.protocol.streams import parse_cost
-from proxy.request.relay import EVENT_BYTES, EVENTS_BYTES
-from proxy.state.held_for_clients import MEMORY_PART, UNREAD_BYTES
+from proxy.request.relay import EVENT_BYTES
+from proxy.state.held_for_clients import HEADS_BYTES, HEADS_PART, MEMORY_PART, UNREAD_BYTES
 from proxy.state.held_for_clients import MOST_BYTES as BODIES_BYTES
 from proxy.state.uploads import MOST_BYTES as UPLOADS_BYTES
 
@@ -40,6 +42,11 @@ ROWS = (
     ("line of a head, bytes", LIMITS["max_line_size"]),
     ("lines of a head", LIMITS["max_headers"]),
     ("requests that wait behind one on a connection", QUEUED_MAX),
+    ("their heads, together", _bytes(HEAD_BYTES)),
+    (
+        f"heads over {_bytes(UNCOUNTED_BYTES)}, together; with a memory limit 1/{HEADS_PART} of it",
+        _bytes(HEADS_BYTES),
+    ),
     ("levels of a body", parse_cost.MAX_DEPTH),
     ("fields of a body", body.MAX_FIELDS),
     ("brackets and braces of a body", body.MAX_BRACKETS),
@@ -51,7 +58,7 @@ ROWS = (
     ),
     ("unread bytes of answers, together", _bytes(UNREAD_BYTES)),
     ("one event of a stream", _bytes(EVENT_BYTES)),
-    ("unfinished events of all streams, together", _bytes(EVENTS_BYTES)),
+    ("unfinished events and answers' beginnings, together", _bytes(EVENTS_BYTES)),
     ("one message of KV events", _bytes(KV_MESSAGE_BYTES)),
     ("unfinished messages of KV events, together", _bytes(PARTIAL_BYTES)),
     ("KV events of a message", batches.MOST_EVENTS),

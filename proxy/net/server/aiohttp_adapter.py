@@ -137,6 +137,11 @@ def taken_whole(content: StreamReader) -> bytes:
     return content._buffer.popleft()
 
 
+def unread_bytes(content: StreamReader) -> int:
+    """Bytes of a body that have come and that nobody has read."""
+    return 0 if content is EMPTY_PAYLOAD else content._size
+
+
 def release_task(request: web.BaseRequest) -> None:
     """Break the reference cycle between a request and the task that served it."""
     request._task = None  # type: ignore[assignment]
@@ -161,8 +166,9 @@ class AiohttpServer(web.Server):
         """Connections that are being served."""
         return len(self._connections)
 
-    def make_room(self) -> bool:
-        """Close an idle connection; False if there is none."""
+    def make_room(self, *, ends_idle: bool) -> bool:
+        """Close a connection that is silent, or idle if `ends_idle`; False if there is none."""
+        del ends_idle
         return False
 
 

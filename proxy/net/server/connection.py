@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy, RawRequestMessage
@@ -24,7 +24,16 @@ from proxy.net.server.aiohttp_adapter import (
     AiohttpRunner,
     AiohttpServer,
     Unreadable,
+    unread_bytes,
     unreadable,
+)
+from proxy.net.server.held_heads import (
+    COPIES,
+    COPIES_IN_PARTS,
+    UNCOUNTED_BYTES,
+    HeldHeads,
+    Room,
+    size_of,
 )
 from proxy.net.server.refusals import NO_FAULT, RefusalLog, RefusedError, refusal_of
 from proxy.net.server.request_loop import SerialHandler
@@ -69,16 +78,6 @@ def has_c_parser() -> bool:
     return HttpRequestParser is not HttpRequestParserPy
 
 
-class UnreadRoom(Protocol):
-    """Room for what clients leave unread, see `HeldForClients`."""
-
-    def take(self, holder: Any, owner: str, size: int) -> bool:
-        """Hold so much; False where the holder has to go."""
-
-    def free(self, holder: Any) -> None:
-        """Nothing is held any more."""
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Options of all connections of a listener."""
@@ -86,8 +85,10 @@ class Rules:
     header_timeout_s: float
     max_body_bytes: int
     log: RefusalLog
-    unread: UnreadRoom | None = None
+    unread: Room | None = None
     """None: each client has READ_S alone."""
+    heads: Room | None = None
+    """None: heads are not counted."""
 
 
 class StalledClientError(ConnectionResetError):
@@ -101,6 +102,7 @@ class ClientConnection(SerialHandler):
         "_body",
         "_bounds",
         "_heads",
+        "_held_heads",
         "_is_broken",
         "_is_held",
         "_is_last",
@@ -128,6 +130,7 @@ class ClientConnection(SerialHandler):
         self._body: StreamReader = EMPTY_PAYLOAD
         self._is_refused = self._is_broken = self._is_last = self._is_held = False
         self._long_reads = self.held_bytes = 0
+        self._held_heads: HeldHeads | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accepted, after the TLS handshake if there is one."""
@@ -136,8 +139,6 @@ class ClientConnection(SerialHandler):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client; none if a paused parser is to go on."""
-        if self._is_broken:
-            return
         if self._is_silent or len(data) >= LONG_READ_BYTES:
             self._note_read(data)
         size = len(data)
@@ -145,12 +146,13 @@ class ClientConnection(SerialHandler):
         if size > SLICE_BYTES and self._bounds.left < size and data.count(b"\n") > SLICE_LINES:
             # The parser takes all that it gets before the framing is asked whether it goes on.
             for at in range(0, size, SLICE_BYTES):
-                if not self._is_broken:
-                    self._receive(data[at : at + SLICE_BYTES])
+                self._receive(data[at : at + SLICE_BYTES])
         else:
             self._receive(data)
 
     def _receive(self, data: bytes) -> None:
+        if self._is_broken or (self._is_refused and data):
+            return  # behind a refused request the parser would keep a head that nobody bounds
         before, bounds = self.request_count, self._bounds
         super().data_received(data)
         new = self.request_count - before
@@ -162,9 +164,25 @@ class ClientConnection(SerialHandler):
             self._take_more(data, new)
         elif new != 1 or not bounds.is_between or not self._take_whole(data):
             self._take(data, new)
+        if self.messages:
+            self._look_at_waiting()
+
+    def _look_at_waiting(self) -> None:
+        """Requests behind the one in service, or the next, are few, and hold little."""
         is_alone = self.current_request is None and len(self.messages) <= 1
-        if self.messages and not is_alone and (self._is_crowded() or self._is_deaf()):
+        if is_alone or self._is_broken:
+            return
+        if self._is_crowded() or self._is_deaf():
             self._give_up()
+        elif not self._is_refused:
+            self._count_heads()
+
+    def next_message(self) -> tuple[RawRequestMessage | Unreadable, StreamReader]:
+        """Take the next message off the queue: its body is its request's from now on."""
+        taken = super().next_message()
+        if self._held_heads is not None:
+            self._count_heads(of_next=taken[0])
+        return taken
 
     def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002
         """Resume reading. aiohttp asks for this with every body, even if nothing was paused."""
@@ -217,18 +235,25 @@ class ClientConnection(SerialHandler):
             return False
         self._body = payload
         self._bounds.left = left
+        if end > UNCOUNTED_BYTES or self._held_heads is not None:
+            self._count_heads()
         return True
 
     def _take(self, data: bytes, new: int) -> None:
         """Check any other piece: parts of heads, chunks, several messages, errors."""
+        came = 0
         try:
             self._bounds.feed(data)
+            came = len(self._bounds.pending)
             self._take_messages(len(self.messages) - new)
             if len(self._bounds.pending) > HEAD_BYTES and not self.reading_paused:
                 self._refuse(Refusal.HEAD_SIZE)
         except FramingError as error:
             small = isinstance(error, SmallChunksError)
             self._broke(Refusal.CHUNKS if small else Refusal.FRAMING)
+        # The parser keeps the last head until another one begins.
+        if came > UNCOUNTED_BYTES or (came and self._held_heads is not None):
+            self._count_heads(came)
         if self._bounds.in_head and not self._is_broken and not self._is_refused:
             self._heads.watch(self)
         else:
@@ -311,6 +336,40 @@ class ClientConnection(SerialHandler):
         is_serving = self.current_request is not None
         return len(self.messages) > QUEUED_MAX + (not is_serving)
 
+    def _count_heads(
+        self, came: int = 0, of_next: RawRequestMessage | Unreadable | None = None
+    ) -> None:
+        """Bound what waits for its turn, and count what it holds with the head of the request.
+
+        `came`: bytes from the beginning of the last one; the parser has it, even if it is refused.
+        `of_next`: the request that is about to be served.
+        """
+        served = of_next or self.current_request
+        waiting = list(self.messages)
+        if served is None and waiting:
+            served = waiting.pop(0)[0]
+        heads = [size_of(message) for message, _ in waiting]
+        bodies = sum(unread_bytes(payload) for _, payload in waiting)
+        if sum(heads) > HEAD_BYTES or (len(waiting) > 1 and bodies > HEAD_BYTES):
+            self._give_up()
+            return
+        is_over = self._is_refused or self._is_broken
+        heads.append(0 if served is None else size_of(served))
+        parts = COPIES_IN_PARTS * len(self._bounds.pending)
+        self._hold_heads(COPIES * (sum(heads) + came * is_over) + parts + bodies)
+
+    def _hold_heads(self, size: int) -> None:
+        held, room = self._held_heads, self._rules.heads
+        if size > UNCOUNTED_BYTES and room is not None and self.transport is not None:
+            if held is None:
+                peer = self.transport.get_extra_info("peername")
+                owner = party(str(peer[0] if isinstance(peer, list | tuple) else peer or ""))
+                held = self._held_heads = HeldHeads(room, owner, self.give_way)
+            held.hold(size)
+        elif held is not None:
+            held.free()
+            self._held_heads = None
+
     def _is_deaf(self) -> bool:
         """Whether an unread body has stopped the reading, which hides a client's leaving."""
         return self.reading_paused and self.current_request is not None
@@ -327,6 +386,12 @@ class ClientConnection(SerialHandler):
     def head_is_late(self) -> None:
         """The head was not complete in time."""
         self._refuse(Refusal.HEAD_LATE)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for its next request, and nothing of one has come."""
+        is_between = not self.messages and self._bounds.is_between
+        return is_between and self.current_request is None and not self._is_broken
 
     def close_silent(self) -> None:
         """Whether nothing has ever come, so that there is no request to answer."""
@@ -384,10 +449,11 @@ class ClientConnection(SerialHandler):
                 room.free(self)
 
     def give_way(self) -> None:
-        """End: what this client leaves unread is too much, or it takes too long."""
-        self.force_close()
+        """End: what is held for this client is too much, it takes too long, or others wait."""
+        self._is_broken = True
         if self.transport is not None:
-            self.transport.abort()
+            self.transport.abort()  # else it stays until the client has read what is queued
+        self.force_close()
 
     def _drop(self, count: int) -> None:
         """Remove the last messages of the queue."""
@@ -423,6 +489,7 @@ class ClientConnection(SerialHandler):
             self._note(Refusal.RECORDS)
         self._heads.forget(self)
         self._silent.forget(self)
+        self._hold_heads(0)
         self._body = EMPTY_PAYLOAD
         super().connection_lost(exc)
 
@@ -537,9 +604,18 @@ class ConnectionFactory(AiohttpServer):
         watched = self._heads, self._silent
         return ClientConnection(self, self._rules, *watched, loop=self.loop, **self.options)
 
-    def make_room(self) -> bool:
-        """Close the connection that has been silent for longest since it was made."""
-        return self._silent.expire_first()
+    def make_room(self, *, ends_idle: bool) -> bool:
+        """Close the connection that has been silent for longest since it was made.
+
+        `ends_idle`: for want of one the oldest that waits for its next request.
+        """
+        if self._silent.expire_first():
+            return True
+        idle = (c for c in self.connections if isinstance(c, ClientConnection) and c.is_idle)
+        oldest = next(idle, None) if ends_idle else None
+        if oldest is not None:
+            oldest.give_way()
+        return oldest is not None
 
 
 class Runner(AiohttpRunner):

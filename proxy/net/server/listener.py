@@ -105,6 +105,8 @@ OWN_DESCRIPTORS = 32
 """Descriptors for listeners, logs, event loop, probes and reserved places."""
 MOST_DESCRIPTORS = 1 << 20
 """Most descriptors asked for, since a hard limit may be far too high."""
+ADMIN_MOST, ADMIN_RATIO = 64, 1 / 16
+"""Most connections of the admin listener, and their share of few descriptors."""
 PLACES = 8
 """Clients that may be reading a refusal at once; further ones are closed without an answer."""
 REFUSED_LINGER_S = 1.0
@@ -146,11 +148,21 @@ def client_cap(wanted: int | None) -> int:
     return wanted or allowed
 
 
-class ConnectionLimit:
-    """Counts client connections against the limit, and keeps the refused ones."""
+def admin_cap() -> int:
+    """Most connections of the admin listener; whoever only reaches it has no key."""
+    return max(PLACES, min(ADMIN_MOST, int(ADMIN_RATIO * raise_descriptor_limit())))
 
-    def __init__(self, cap: int, on_refused: Callable[[], None]) -> None:
-        self.cap = cap
+
+class ConnectionLimit:
+    """Counts client connections against the limit, and keeps the refused ones.
+
+    `ends_idle`: one that waits for its next request gives way. Not a client's: it may have sent it.
+    """
+
+    def __init__(
+        self, cap: int, on_refused: Callable[[], None], *, ends_idle: bool = False
+    ) -> None:
+        self.cap, self.ends_idle = cap, ends_idle
         self.refusing: set[PendingConnection] = set()
         self.on_refused = on_refused
         self._server: AiohttpServer | None = None
@@ -182,7 +194,8 @@ class PendingConnection(asyncio.Protocol):
         transport = cast(
             asyncio.Transport, transport
         )  # uvloop's is no subclass of asyncio.Transport
-        if self._limit.open >= self._limit.cap and not self._server.make_room():
+        limit = self._limit
+        if limit.open >= limit.cap and not self._server.make_room(ends_idle=limit.ends_idle):
             self._refuse(transport)
             return
         handler = self._server()

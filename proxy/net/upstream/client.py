@@ -22,7 +22,7 @@ from proxy.net.peer_documents import read_json
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.bootstrap import read_engine_id
 from proxy.net.upstream.pool import ConnectOptions, Pool
-from proxy.net.upstream.response import UpstreamResponse
+from proxy.net.upstream.response import Share, UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import request_head
 from proxy.protocol.prompt.rendered import IDS
@@ -64,7 +64,7 @@ class Scope(Protocol):
 class Upstream:
     """One instance's connections. `connect_timeout_s` limits each attempt to connect.
 
-    `on_replay` is called when a stale connection was replaced.
+    `on_replay` is called when a stale connection was replaced. `share`: of what its answers hold.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Upstream:
         connect_timeout_s: float,
         on_replay: Callable[[], None] = lambda: None,
         connect_options: ConnectOptions | None = None,
+        share: Share | None = None,
     ) -> None:
         self.instance = instance
         self._on_replay = on_replay
@@ -98,7 +99,7 @@ class Upstream:
         """Time limits that end when the instance goes down. Callers for which `watch` is too slow
         add to this set themselves."""
         self._connect_options = connect_options = connect_options or ConnectOptions()
-        self._pool = Pool(instance.url, connect_timeout_s, connect_options)
+        self._pool = Pool(instance.url, connect_timeout_s, connect_options, share)
         bootstrap_url = instance.bootstrap_url
         self._bootstrap = (
             Pool(bootstrap_url, connect_timeout_s, connect_options) if bootstrap_url else None

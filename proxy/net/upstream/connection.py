@@ -16,13 +16,13 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from proxy.core.types import FailureKind
 from proxy.net import tcp
 from proxy.net.tls_records import SmallRecordsError
-from proxy.net.upstream.response import Fields, Head, UpstreamResponse
+from proxy.net.upstream.response import Fields, Head, Share, UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import FramingError, UntilClose
 from proxy.protocol.memo import Memo
 from proxy.protocol.streams.sse import FastPath
 
-HEAD_BYTES, HEAD_LINES = 65536, 256
+HEAD_BYTES, HEAD_LINES = 16384, 256
 """A longer head is refused; informational heads before it are counted in its bytes."""
 READ_BYTES = 65536
 """Most bytes of one read."""
@@ -88,6 +88,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         "is_closed",
         "loop",
         "requests",
+        "share",
     )
 
     get_buffer: Callable[[int], memoryview]  # type: ignore[assignment]
@@ -98,8 +99,10 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         loop: asyncio.AbstractEventLoop,
         on_rest: Callable[[UpstreamConnection], None],
         on_lost: Callable[[UpstreamConnection], None],
+        share: Share | None = None,
     ) -> None:
         self.loop = loop
+        self.share = share
         self._on_rest, self._on_lost = on_rest, on_lost
         self._reply: UpstreamResponse | None = None
         # The event loop gets these attributes once, and calls them for every read.
@@ -224,18 +227,24 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             if len(head) <= KNOWN_HEAD_BYTES:
                 KNOWN_HEADS.keep(head, known)
         if known.status >= 200:
+            if known.status < 300 and not self._is_sent():
+                # A refusal may come early. A success would hold the request as long as it lasts.
+                raise FramingError("it answers before it has read the request")
             reply.begin(known)
             return
         self._interim += 1
         if self._interim > INTERIM_MAX:
             raise FramingError("too many informational answers")
 
+    def _is_sent(self) -> bool:
+        """Whether the kernel has the whole request."""
+        return self._unsent is None and self._transport.get_write_buffer_size() == 0
+
     def _finish(self, reply: UpstreamResponse) -> None:
         """The answer is complete: the connection is free again, or closed."""
-        is_sent = self._unsent is None
+        # If the request is still being sent (refused early), its rest would precede the next one.
+        is_sent = self._is_sent()
         self._forget()
-        # If the request is still being sent (answered early), its rest would precede the next one.
-        is_sent = is_sent and self._transport.get_write_buffer_size() == 0
         if reply.keeps and is_sent and not self.is_closed:
             self.resume()
             self._on_rest(self)

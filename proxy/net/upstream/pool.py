@@ -21,6 +21,7 @@ from proxy.net.cheap_tls import by_the_system
 from proxy.net.secured import Secured, Shaking
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.connection import UpstreamConnection
+from proxy.net.upstream.response import Share
 from proxy.protocol.errors import UpstreamFailure
 
 
@@ -63,9 +64,15 @@ _OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, e
 
 
 class Pool:
-    """Connections to the scheme, host and port of `url`."""
+    """Connections to the scheme, host and port of `url`; `share`: of what their answers hold."""
 
-    def __init__(self, url: str, connect_timeout_s: float, connect_options: ConnectOptions) -> None:
+    def __init__(
+        self,
+        url: str,
+        connect_timeout_s: float,
+        connect_options: ConnectOptions,
+        share: Share | None = None,
+    ) -> None:
         parts = urlsplit(url)
         self._is_tls = parts.scheme == "https"
         self._host = parts.hostname or ""
@@ -73,7 +80,7 @@ class Pool:
         self._port = parts.port or (443 if self._is_tls else 80)
         self.host_header = parts.netloc.encode()
         self._connect_options = connect_options
-        self._connect_timeout_s = connect_timeout_s
+        self._connect_timeout_s, self._share = connect_timeout_s, share
         self._open: set[UpstreamConnection] = set()
         self._idle: list[UpstreamConnection] = []
         self._sweep: asyncio.TimerHandle | None = None
@@ -141,7 +148,7 @@ class Pool:
 
     async def _connect_to(self, address: str) -> UpstreamConnection:
         loop = asyncio.get_running_loop()
-        connection = UpstreamConnection(loop, self._rest, self._lost)
+        connection = UpstreamConnection(loop, self._rest, self._lost, self._share)
         if not self._is_tls:
             await loop.create_connection(lambda: connection, address, self._port)
             return connection

@@ -1,15 +1,18 @@
 """An instance's answer as it comes: its head, then its body in pieces.
 
 Until its owner takes over (`UpstreamResponse.pour`), up to `HOLD_BYTES` are held, then the
-connection is paused. Afterwards each piece is passed on in the call that read it.
+connection is paused. Whoever waits for more resumes it: then the answer counts in the room of all
+(`Share`). Afterwards each piece is passed on in the call that read it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from proxy.core.admission.largest_pays import LargestPays
+from proxy.core.types import FailureKind
 from proxy.net.timeouts import Alarm
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, Framing, FramingError, Length, UntilClose
@@ -17,15 +20,35 @@ from proxy.protocol.headers import answer_lines, page_lines
 from proxy.protocol.streams.sse import FastPath
 
 HOLD_BYTES = 65536
+EVENTS_BYTES = 32 << 20
+"""Most bytes held of all answers whose beginning is waited for, and of the incomplete events of
+all streams. Beyond it the largest one of the instance that has most is cut."""
+_NO_ROOM = "the beginning of an answer for which no buffer is left"
 _NO_BODY = Length(0)
 Fields = list[tuple[bytes, bytes]]
 Sink = Callable[[bytes], None]
+
+
+class Holder(Protocol):
+    """An answer of which bytes are held."""
+
+    def give_way(self) -> None:
+        """End it: it is the largest of too many."""
+
+
+class Share(NamedTuple):
+    """The room for bytes of answers, and the instance that has a share of it."""
+
+    room: LargestPays[Holder]
+    owner: str
 
 
 class ResponseSource(Protocol):
     """The connection of an answer, as far as the answer uses it."""
 
     loop: asyncio.AbstractEventLoop
+    share: Share | None
+    """Of the instance; None where nothing is counted."""
 
     def pause(self) -> None:
         """Stop reading."""
@@ -170,8 +193,29 @@ class UpstreamResponse:
         self.held_bytes += len(data)
         if self.held_bytes > HOLD_BYTES:
             self.pause()
+            self._count()
         if not self.is_over:
             self.wake()
+
+    def _count(self) -> None:
+        """Count what is held while more is to come; the largest of too many ends."""
+        share = self._connection.share
+        if self.is_over:
+            self._discount()
+        elif share is not None:
+            largest = share.room.hold(self, share.owner, self.held_bytes)
+            if largest is not None:
+                largest.give_way()
+
+    def _discount(self) -> None:
+        """Nothing is waited for any more, or its relay counts it."""
+        if self.held_bytes > HOLD_BYTES and (share := self._connection.share) is not None:
+            share.room.drop(self)
+
+    def give_way(self) -> None:
+        """End this answer, of which its client has nothing yet."""
+        self.close()
+        self.fail(UpstreamFailure(FailureKind.MALFORMED, _NO_ROOM))
 
     def note_end(self, data: bytes) -> None:
         """Note after framing a piece whether the body ended, and whether bytes follow its end."""
@@ -246,6 +290,7 @@ class UpstreamResponse:
     def turn_to(self, sink: Sink) -> None:
         """Send every further piece to `sink`, none by the fast path."""
         self.sink = sink
+        self._discount()
         self._connection.leave_fast_path(self)
 
     def note_excess(self) -> None:
@@ -265,6 +310,7 @@ class UpstreamResponse:
     def fail(self, failure: UpstreamFailure) -> None:
         """The answer is cut before its end."""
         self.failure, self.is_over = failure, True
+        self._discount()
         self.wake()
 
     def let_end(self, seconds: float) -> None:
@@ -305,4 +351,5 @@ class UpstreamResponse:
     def close(self) -> None:
         """Drop the answer; if it is not over, its connection is closed."""
         self.sink = _nowhere
+        self._discount()
         self._connection.leave(self)  # also ends the fast path

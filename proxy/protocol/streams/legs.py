@@ -33,8 +33,8 @@ _REASONING: Final = (b'"reasoning":"', b'"reasoning_content":"')
 _CALLS: Final = b'"tool_calls":[{'
 _CHOICES: Final = b',"choices":['
 _NULL: Final = b"null"
-HELD_BYTES: Final = 1 << 20
-"""Events that are held at most while a stop string may go on in them."""
+HELD_BYTES: Final = 1 << 16
+"""Events that are held at most while a stop string may go on in them: 200 of an ordinary size."""
 _ERROR_EVENT: Final = b'data: {"error"'
 _QUOTE: Final = ord('"')
 _LEAST_BYTES: Final = 64

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.core.types import MoveCause
-from proxy.net.upstream.response import Head, UpstreamResponse
+from proxy.net.upstream.response import Head, Share, UpstreamResponse
 from proxy.protocol.framing import wrap
 from proxy.protocol.streams.sse import FastPath, Scanner
 from proxy.request.client_response import ClientResponse
@@ -23,6 +23,8 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
 class Instance:
     """A connection to an instance, which says what it is made to say."""
+
+    share: Share | None = None
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()

@@ -57,3 +57,39 @@ async def test_that_of_one_that_was_left_is_logged(caplog: pytest.LogCaptureFixt
                 await asyncio.sleep(0)
         assert seen == [None]
         assert [r.exc_info is not None for r in caplog.records] == [True]
+
+
+async def test_what_requests_wait_for_takes_no_place_of_what_nobody_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A large body is parsed, and KV released, however many prefill legs wait."""
+    monkeypatch.setattr("proxy.state.detached.MOST", 2)
+    go_on, seen = asyncio.Event(), list[str | None]()
+    ran: list[str] = []
+
+    async def work(name: str) -> None:
+        await go_on.wait()
+        ran.append(name)
+
+    async with running() as detached:
+        requests = [asyncio.create_task(detached.keep(leg(go_on, seen))) for _ in range(5)]
+        await asyncio.sleep(0)
+        assert detached.spawn(work("release")) is not None
+        requests[0].cancel()
+        await asyncio.wait({requests[0]})
+        assert detached.spawn(work("too many")) is None, "one release, and one leg that was left"
+        assert detached.spawn(work("large bodies"), is_waited_for=True) is not None
+        requests[1].cancel()
+        await asyncio.wait({requests[1]})
+        async with asyncio.timeout(10):
+            while not seen:
+                await asyncio.sleep(0)
+        assert not go_on.is_set(), "the second is cut with its client"
+        go_on.set()
+        await asyncio.wait(set(requests))
+        async with asyncio.timeout(10):
+            while detached.live:
+                await asyncio.sleep(0)
+        assert sorted(ran) == ["large bodies", "release"]
+        assert seen == [None, None]
+        assert detached.spawn(work("again")) is not None

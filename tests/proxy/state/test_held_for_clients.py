@@ -18,11 +18,13 @@ from proxy.request.attempts import Attempts
 from proxy.request.client_request import Outgoing
 from proxy.state import held_for_clients
 from proxy.state.held_for_clients import (
+    HEADS_BYTES,
     LARGE_BYTES,
     MOST_BYTES,
     SHORT_BYTES,
     HeldBodies,
     Unread,
+    heads_bytes,
     room_bytes,
 )
 from tests.support.harness import (
@@ -67,6 +69,14 @@ def bodies(max_bytes: int) -> HeldBodies:
 )
 def test_the_room(limit_bytes: int | None, max_body_bytes: int, room: int) -> None:
     assert room_bytes(limit_bytes, max_body_bytes) == room
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "room"),
+    [(None, HEADS_BYTES), (256 << 20, 32 << 20), (1 << 40, HEADS_BYTES)],
+)
+def test_the_room_of_long_heads_follows_the_limit(limit_bytes: int | None, room: int) -> None:
+    assert heads_bytes(limit_bytes) == room
 
 
 def test_a_fleet_of_agents_has_room_by_default() -> None:

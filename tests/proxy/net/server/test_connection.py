@@ -495,3 +495,17 @@ async def test_too_many_at_once_on_an_idle_connection_is_no_error_of_ours(
             assert proxy.metric("client_errors_total", reason=Refusal.PIPELINED) == 1
             await proxy.at_rest()
     assert not errors
+
+
+async def test_a_client_that_has_to_go_does_not_keep_its_connection(tmp_path: Path) -> None:
+    """What it has not read is dropped with it."""
+    async with RawEngine(FINE) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
+            async with connect(proxy) as (reader, writer):
+                writer.write(LIVE + b"\r\n")
+                await reader.readuntil(b"\r\n\r\n")
+                (connection,) = proxy.listener.connections
+                reader._transport.pause_reading()  # type: ignore[attr-defined]
+                connection.transport.write(b"x" * (16 << 20))
+                connection.give_way()
+                await until(lambda: not proxy.listener.connections, "it is gone")

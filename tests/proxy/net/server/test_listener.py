@@ -6,12 +6,20 @@ import asyncio
 import resource
 from collections import Counter
 from pathlib import Path
+from typing import Any, cast
 
 import aiohttp
 import orjson
 import pytest
 
-from proxy.net.server.listener import CLIENTS_RATIO, OWN_DESCRIPTORS, PLACES, client_cap
+from proxy.net.server.listener import (
+    ADMIN_MOST,
+    CLIENTS_RATIO,
+    OWN_DESCRIPTORS,
+    PLACES,
+    admin_cap,
+    client_cap,
+)
 from replayer.simulator.host import SimFleet
 from tests.support.harness import WAIT_S, addresses, chat, proxied, until
 from tests.support.proxy_process import running
@@ -135,7 +143,7 @@ async def test_a_place_is_free_again_when_a_client_leaves(tmp_path: Path) -> Non
         await proxy.at_rest()
 
 
-async def test_the_admin_listener_is_not_capped(tmp_path: Path) -> None:
+async def test_the_admin_listener_has_places_of_its_own(tmp_path: Path) -> None:
     async with proxied(tmp_path, 1, max_connections=1, admin_port=0) as (proxy, _):
         taken = await Client.connect(proxy.server.url)
         await until(lambda: proxy.metric("open_connections") == 1)
@@ -143,6 +151,40 @@ async def test_the_admin_listener_is_not_capped(tmp_path: Path) -> None:
             async with http.get("/instances") as response:
                 assert response.status == 200
         taken.writer.close()
+
+
+async def test_the_admin_listener_has_few_places_and_the_oldest_idle_gives_way(
+    tmp_path: Path,
+) -> None:
+    """Who only reaches it cannot take the descriptors of all clients, nor keep an operator out."""
+
+    async def live(client: Client) -> bytes:
+        client.writer.write(b"GET /live HTTP/1.1\r\nHost: p\r\n\r\n")
+        head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), WAIT_S)
+        length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+        await client.reader.readexactly(length)
+        return head[9:12]
+
+    async with proxied(tmp_path, 1, admin_port=0) as (proxy, _):
+        cap = admin_cap()
+        assert PLACES <= cap <= ADMIN_MOST
+        held = [await Client.connect(proxy.server.admin_url) for _ in range(cap)]
+        assert {await live(client) for client in held} == {b"200"}
+        more = await Client.connect(proxy.server.admin_url)
+        assert await live(more) == b"200"
+        assert await asyncio.wait_for(held[0].reader.read(), WAIT_S) == b""
+        busy = [*held[1:], more]
+        for client in busy:
+            client.writer.write(b"GET ")
+        admin = proxy.server._runners[1].server
+        assert admin is not None
+        await until(lambda: not any(cast(Any, c).is_idle for c in admin.connections))
+        refused = await Client.connect(proxy.server.admin_url)
+        assert b" 503 " in await asyncio.wait_for(refused.reader.read(), WAIT_S)
+        assert (await proxy.post(chat("x"))).status == 200
+        for client in [*busy, refused, held[0]]:
+            client.writer.close()
+        await proxy.at_rest()
 
 
 def test_the_cap_follows_the_descriptors(caplog: pytest.LogCaptureFixture) -> None:

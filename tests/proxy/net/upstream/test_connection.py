@@ -157,6 +157,28 @@ async def test_an_answer_before_the_request_was_taken() -> None:
     assert connections == 2
 
 
+@pytest.mark.parametrize("read", [0, 1, 64])
+async def test_a_success_before_the_request_was_taken_is_none(read: int) -> None:
+    """It would hold the request's body for as long as its stream lasts, in no room."""
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(read << 10)
+        writer.write(chunked(b"data: {}\n\n", end=b""))
+        await writer.drain()
+        await asyncio.Event().wait()
+
+    async with serving(serve) as upstream:
+        with Limit(10.0), pytest.raises(UpstreamFailure, match="before it has read") as caught:
+            await upstream.send("POST", "/v1/x", b"", b"x" * (16 << 20))
+        assert caught.value.kind is FailureKind.MALFORMED
+        await until(lambda: upstream.in_use == 0)
+    assert connections == 1
+
+
 EARLY = """
 import socket
 server = socket.create_server(("127.0.0.1", 0))
