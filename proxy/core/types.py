@@ -286,8 +286,8 @@ class Unmoved(StrEnum):
     LIMIT = "limit"
     """`--migration-limit` migrations were tried."""
     TIME = "time"
-    """The rest of `--total-timeout` is too short for a migration, or a stream to be evicted stood
-    still for a second."""
+    """The rest of `--total-timeout` is too short for a migration, a stream to be evicted stood
+    still for a second, or a lost one waited 300 s for its turn."""
     NO_INSTANCE = "no_instance"
     """No other instance can take it now."""
     DIFFERS = "differs"

@@ -517,7 +517,7 @@ class Exchange:
         rest_s = partial(_rest_s, owners.clock, self._ends_s)
         moves = Moves(owners.clock, owners.telemetry.metrics, self.record, attempts, rest_s)
         most_tokens = owners.options.settings.migration_max_seq_len
-        moves.watch(plan, self.out, owners.in_flight.trails, most_tokens)
+        moves.watch(plan, self.out, owners.in_flight, most_tokens)
         return moves
 
     def _reject(self, reject: Reject) -> web.Response:

@@ -410,11 +410,16 @@ class Relay:
         self.reply.pause()
         self.reply.wake()
 
-    def leave(self, cause: MoveCause) -> None:
-        """Make `run` end as soon as possible: the stream is to leave its instance."""
-        if self.state is _STREAMING and not self.scanner.is_done:
-            self._is_asked, self._asked_for = True, cause
-            self.stop()
+    def leave(self, cause: MoveCause) -> bool:
+        """Make `run` end as soon as possible: the stream is to leave its instance.
+
+        Whether that is now; not while its client reads too slowly.
+        """
+        if self.state is not _STREAMING or self.scanner.is_done:
+            return False
+        self._is_asked, self._asked_for = True, cause
+        self.stop()
+        return not self.is_paused
 
     def stay(self) -> None:
         """Go on with this answer, which was to be left; `run` is called next."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from aiohttp import web
@@ -46,6 +47,9 @@ class Mover(Protocol):
     @property
     def why_fixed(self) -> Unmoved | None:
         """Why the stream may not, as far as is known now; None where it may."""
+
+    def leave(self, leaves: Callable[[], bool]) -> None:
+        """Call this when it is the stream's turn to migrate; it returns whether it leaves then."""
 
     async def go_on(self, error: StreamCutError, reading: Reading) -> Onward | Unmoved:
         """Another instance's answer that goes on with the stream, or why there is none."""
@@ -198,9 +202,10 @@ class Streaming:
         return self._instance
 
     def leave(self, cause: MoveCause = MoveCause.DRAIN) -> None:
-        """Migrate the stream if it can."""
-        if self._relay is not None and self._flow.state is State.STREAMING:
-            self._relay.leave(cause)
+        """Migrate the stream if it can, when it is its turn."""
+        relay, moves = self._relay, self._moves
+        if relay is not None and moves is not None and self._flow.state is State.STREAMING:
+            moves.leave(partial(relay.leave, cause))
 
     @property
     def why_fixed(self) -> str | None:

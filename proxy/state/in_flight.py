@@ -11,6 +11,7 @@ from proxy.core.routing.route import Route
 from proxy.core.types import RequestFacts
 from proxy.net.timeouts import Limit
 from proxy.protocol.streams.trail import TrailMemory
+from proxy.state.move_turns import MoveTurns
 
 
 class MovableStream(Protocol):
@@ -69,6 +70,7 @@ class InFlight:
         "movable",
         "scopes",
         "trails",
+        "turns",
     )
 
     def __init__(self) -> None:
@@ -85,7 +87,7 @@ class InFlight:
         self.is_cutting = False
         self.movable: set[MovableStream] = set()
         """Running streams that may migrate."""
-        self.trails = TrailMemory()
+        self.trails, self.turns = TrailMemory(), MoveTurns()
 
     def note_defect(self, now_s: float) -> None:
         """A defect of the proxy has ended a request."""

@@ -23,6 +23,7 @@ from proxy.net.timeouts import Clock
 from proxy.net.upstream.pool import ConnectOptions
 from proxy.protocol.names.session_names import SessionNames
 from proxy.protocol.prompt.facts import TokenEstimator
+from proxy.protocol.streams.trail import trail_bytes
 from proxy.state.access import Access, bearer
 from proxy.state.detached import DetachedTasks
 from proxy.state.held_for_clients import HeldBodies, LongHeads, Unread, heads_bytes, room_bytes
@@ -121,6 +122,7 @@ class ProxyState:
         state = cls(settings, Clock(), metrics, log, connect)
         state.memory.limit_bytes = limit_bytes
         state.bodies.room.max_bytes = room_bytes(limit_bytes, settings.max_body_bytes)
+        state.in_flight.trails.most_bytes = trail_bytes(limit_bytes)
         state.heads.room.max_bytes = heads_bytes(limit_bytes)
         return state
 

@@ -372,7 +372,7 @@ async def test_f178_an_engine_counts_a_few_words_as_millions(rig: Floor) -> None
 
 
 async def test_f179_what_a_stream_that_may_move_keeps(rig: Floor) -> None:
-    size = 150_000
+    size = 15_000
     begin = first("a", [1], prompt_token_ids=[7])
     texts = [first("\N{GRINNING FACE}" + "a" * size, [2]) for _ in range(50)]
     may_end = asyncio.Event()

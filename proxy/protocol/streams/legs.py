@@ -367,6 +367,7 @@ class LaterLeg:
         "_held_bytes",
         "_joint",
         "_offset_tokens",
+        "_wants_usage",
         "is_shown",
         "lost",
         "trail",
@@ -381,6 +382,7 @@ class LaterLeg:
         self._offset_tokens = trail.tokens
         self._first: dict[str, Any] = first_members(trail.head)
         plan = trail.plan
+        self._wants_usage = wants_usage(plan.fields)
         stops = stop_strings(plan.fields) if plan.stop_chars else []
         self._joint = Joint(stops, trail.said[-plan.stop_chars :] if stops else "")
         self._held: list[tuple[bytes, str, str]] = []
@@ -457,7 +459,7 @@ class LaterLeg:
     def _end(self, told: dict[str, Any]) -> bytes:
         """The end of a stream at a stop string that its instance has not seen."""
         end = b"data: [DONE]\n\n"
-        if not wants_usage(self.trail.plan.fields):
+        if not self._wants_usage:
             return end
         own = self.trail.tokens - self._offset_tokens
         usage = self._usage({"completion_tokens": own})

@@ -13,6 +13,7 @@ client has all, and the text that comes twice is dropped.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
@@ -28,6 +29,12 @@ STEP_BYTES: Final = 4096
 TRAIL_BYTES: Final = 256 << 20
 """Most bytes of the token ids of all streams, some 40 million tokens; a stream for which there is
 no room is not moved."""
+TRAIL_PART: Final = 8
+"""With a memory limit they have this part of it, if that is less."""
+STREAM_BYTES: Final = 8 << 20
+"""Most bytes of one stream: prompt and output of a million tokens."""
+AT_ONCE_BYTES: Final = 1 << 20
+"""Most bytes of the output's ids that come at once: of 150,000 tokens."""
 SHARE: Final = 7
 """One tenant alone gets seven eighths of the memory, of two each gets seven fifteenths."""
 EVENT_BYTES: Final = 160
@@ -73,6 +80,11 @@ class TrailMemory:
                 self._taken_by[tenant] = own
 
 
+def trail_bytes(limit_bytes: int | None) -> int:
+    """The room for all streams; `limit_bytes`: of the process, None: no limit."""
+    return TRAIL_BYTES if limit_bytes is None else min(TRAIL_BYTES, limit_bytes // TRAIL_PART)
+
+
 class Resumption:
     """The point where a stream continues: after these tokens, less the client's `overlap`.
 
@@ -101,8 +113,8 @@ class Trail:
     """The tokens that a stream's client has. `why`: the reason that it cannot migrate, or None.
 
     `prompt`, `_ids`: token ids, separated by commas. `head`: the first event as far as its
-    choices, with the stream's own id. `most_tokens`: of prompt and output; None: no limit.
-    `tenant`: whose stream it is.
+    choices, with the stream's own id. `headers`: of its request. `most_tokens`: of prompt and
+    output; None: no limit. `tenant`: whose stream it is.
     """
 
     __slots__ = (
@@ -122,7 +134,9 @@ class Trail:
         "_tenant",
         "_window",
         "head",
+        "headers",
         "is_finished",
+        "most_output",
         "most_prompt",
         "overlap",
         "plan",
@@ -140,13 +154,15 @@ class Trail:
         self._memory, self._tenant = memory, tenant
         self._most_tokens = most_tokens
         self.why: Unmoved | None = None
-        self.head = b""
+        self.head = self.headers = b""
         self.prompt = b""
         self._knows_prompt: bool | None = None
         """Whether the prompt is token ids; None: nobody has asked."""
         self.prompt_tokens = 0
         self.most_prompt = MOST_LENGTH
         """Most tokens that the prompt can have."""
+        self.most_output: Callable[[], float] | None = None
+        """Returns the most tokens that the output can have by now; None: any number."""
         self._ids = bytearray()
         self._checked = 0
         """Bytes of them that are known to be ids."""
@@ -163,6 +179,11 @@ class Trail:
         self.said = ""
         """The last text so far, where there are stop strings."""
         self._size = self._granted = 0
+
+    def keep(self, headers: bytes) -> None:
+        """Keep what its request had, besides its prompt: these headers and the plan's fields."""
+        self.headers = headers
+        self._check(len(headers) + len(self.plan.fields))
 
     def begin(self, head: bytes, prompt: bytes) -> None:
         """The stream's first event has come, with the prompt's token ids."""
@@ -221,11 +242,26 @@ class Trail:
             return
         self._size += size
         if self._size > self._granted and self.why is None:
-            wanted = max(STEP_BYTES, self._size - self._granted)
-            if self._memory.take(wanted, self._tenant):
-                self._granted += wanted
-            else:
-                self.stop(Unmoved.MEMORY)
+            self._grow(size)
+
+    def _grow(self, size: int) -> None:
+        """Take a step of memory, and look at what has come since the last one: never at much."""
+        wanted = max(STEP_BYTES, self._size - self._granted)
+        if not self._is_plausible(size):
+            self.stop(Unmoved.NO_IDS)
+        elif self._size <= STREAM_BYTES and self._memory.take(wanted, self._tenant):
+            self._granted += wanted
+        else:
+            self.stop(Unmoved.MEMORY)
+
+    def _is_plausible(self, size: int) -> bool:
+        """Whether the output's ids are no more than there can be, and ids; `size`: of the last."""
+        told = self.tokens + self._pending_tokens
+        if told and max(size, len(self._pending)) > AT_ONCE_BYTES:
+            return False
+        if self.most_output is not None and told > self.most_output():
+            return False
+        return not self.prompt or self._are_ids(len(self._ids))
 
     def reasons(self) -> None:
         """The stream has reasoning in it, which only its own engine keeps apart from the text."""
@@ -236,10 +272,15 @@ class Trail:
         """Keep nothing of the stream: it cannot migrate any more."""
         if self.why is None:
             self.why = why
-        self.head = self.prompt = b""
+        self.head = self.prompt = self.headers = self.plan.fields = b""
         self._ids = bytearray()
         self._pending, self._window = bytearray(), deque()
         self.let_go()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that it takes, a little more than a continuation's body."""
+        return self._size
 
     def let_go(self) -> None:
         """Give the memory back."""
@@ -248,7 +289,7 @@ class Trail:
 
     def resumption(self) -> Resumption | Unmoved:
         """The point where the stream can continue, or the reason that it cannot migrate."""
-        point = self._point()
+        point = self.point()
         if isinstance(point, Unmoved):
             return point
         end, tokens, overlap = point
@@ -257,10 +298,10 @@ class Trail:
 
     def why_fixed(self) -> Unmoved | None:
         """The reason that it cannot migrate now; None if it can. It may be asked at any time."""
-        point = self._point()
+        point = self.point()
         return point if isinstance(point, Unmoved) else None
 
-    def _point(self) -> tuple[int, int, str] | Unmoved:
+    def point(self) -> tuple[int, int, str] | Unmoved:
         """Bytes of ids and tokens before the point to continue from, and the text behind it."""
         if self.why is not None:
             return self.why
@@ -283,7 +324,7 @@ class Trail:
         return self._knows_prompt and self._checked >= end
 
     def _shown(self) -> tuple[int, int, str] | None:
-        """`_point` of a stream whose text is behind its tokens; None where it is not known."""
+        """`point` of a stream whose text is behind its tokens; None where it is not known."""
         held = self._stop_chars
         again = self.overlap
         for index in range(len(self._window) - 1, -1, -1):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.types import MoveCause
 from proxy.net.upstream.response import Head, Share, UpstreamResponse
 from proxy.protocol.framing import wrap
 from proxy.protocol.streams.sse import FastPath, Scanner
@@ -149,6 +150,19 @@ async def test_a_cut_answer_gets_one_last_event_and_no_clean_end() -> None:
         assert client.wrote == wrap(EVENT) + wrap(b"data: sorry\n\n")
     relay.close()
     assert instance.is_left
+
+
+async def test_it_leaves_at_once_unless_its_client_reads_too_slowly() -> None:
+    relay, instance, client = relayed()
+    assert not relay.leave(MoveCause.DRAIN), "nobody has a byte of it"
+    relay.begin()
+    instance.say(EVENT)
+    assert relay.leave(MoveCause.DRAIN)
+    relay.stay()
+    client.writing_paused = True
+    instance.say(EVENT)
+    assert relay.is_paused
+    assert not relay.leave(MoveCause.DRAIN), "only once the client has read"
 
 
 async def test_an_end_in_the_turn_in_which_the_time_is_up() -> None:

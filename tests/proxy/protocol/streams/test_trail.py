@@ -17,12 +17,16 @@ from hypothesis import strategies as st
 from proxy.core.types import Unmoved
 from proxy.protocol.streams.movable import Plan
 from proxy.protocol.streams.trail import (
+    AT_ONCE_BYTES,
     STEP_BYTES,
+    STREAM_BYTES,
+    TRAIL_BYTES,
     Resumption,
     Trail,
     TrailMemory,
     is_lost_error,
     member_list,
+    trail_bytes,
 )
 
 PIECES = ("a", "b", "ab", "", "ba", "E", "N", "EN", "D", "xyz")
@@ -234,3 +238,79 @@ def test_ids_without_text_are_kept_and_not_copied() -> None:
     at = trail.resumption()
     assert isinstance(at, Resumption)
     assert (at.ids[-8:], at.tokens) == (b",8,8,8,9", 100_102)
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_ids_of_more_tokens_than_there_can_be_are_not_kept(shows: bool) -> None:
+    """It is seen when they come, not when the stream migrates."""
+    memory, most = TrailMemory(), [20_000.0]
+    trail = Trail(plan(), memory, None)
+    trail.most_output = lambda: most[0]
+    trail.begin(b"{", b"1")
+    some = b",".join([b"123456"] * 1000)
+    for _ in range(20):
+        trail.add(some, "", is_shown=shows)
+    assert trail.why_fixed() is None
+    most[0] += 1000
+    trail.add(some, "", is_shown=shows)
+    assert trail.why_fixed() is None, "later there can be more"
+    trail.add(some, "", is_shown=shows)
+    assert trail.why_fixed() is Unmoved.NO_IDS
+    for _ in range(100):
+        trail.add(some, "", is_shown=shows)
+    assert not memory.taken_bytes
+    assert len(trail._ids) == len(trail._pending) == 0
+
+
+def test_one_stream_holds_a_few_megabytes() -> None:
+    memory = TrailMemory()
+    trail = Trail(plan(), memory, None)
+    trail.begin(b"{", b"1")
+    some = b"1" + b",1" * (STREAM_BYTES // 40)
+    while trail.why is None:
+        assert memory.taken_bytes <= STREAM_BYTES
+        trail.add(some, "", is_shown=True)
+    assert (trail.why, memory.taken_bytes) == (Unmoved.MEMORY, 0)
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_ids_of_too_many_tokens_at_once_are_not_looked_at(shows: bool) -> None:
+    trail = Trail(plan(), TrailMemory(), None)
+    trail.begin(b"{", b"1")
+    trail.add(b"1" + b",1" * (AT_ONCE_BYTES // 2), "", is_shown=shows)
+    assert trail.why is Unmoved.NO_IDS
+
+
+def test_ids_are_looked_at_as_they_come() -> None:
+    """So little is left for the moment in which many streams migrate."""
+    trail = Trail(plan(), TrailMemory(), None)
+    trail.begin(b"{", b"1" + b",1" * 100_000)
+    assert trail._knows_prompt, "also the prompt"
+    for _ in range(10_000):
+        trail.add(b"123456", "", is_shown=True)
+        assert len(trail._ids) - trail._checked <= STEP_BYTES
+    trail.add(b"12 34", "", is_shown=True)
+    for _ in range(STEP_BYTES):
+        trail.add(b"1", "", is_shown=True)
+    assert trail.why is Unmoved.NO_IDS
+
+
+def test_headers_and_fields_are_counted_and_dropped_with_the_rest() -> None:
+    memory = TrailMemory(STEP_BYTES * 4)
+    given = Plan(b"f" * STEP_BYTES, None, 0, 0, is_chat=False, shows_ids=False)
+    trail = Trail(given, memory, None)
+    trail.keep(b"h" * STEP_BYTES)
+    assert memory.taken_bytes == trail.held_bytes == 2 * STEP_BYTES
+    other = Trail(Plan(b"f" * STEP_BYTES * 3, None, 0, 0, is_chat=True, shows_ids=False), memory, 9)
+    other.keep(b"h")
+    assert (other.why, other.headers, other.plan.fields) == (Unmoved.MEMORY, b"", b"")
+    trail.stop(Unmoved.TOOLS)
+    assert (memory.taken_bytes, trail.headers, given.fields) == (0, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "room"),
+    [(None, TRAIL_BYTES), (64 << 20, 8 << 20), (1 << 40, TRAIL_BYTES)],
+)
+def test_with_a_memory_limit_the_room_is_a_part_of_it(limit_bytes: int | None, room: int) -> None:
+    assert trail_bytes(limit_bytes) == room
