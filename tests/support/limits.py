@@ -21,7 +21,9 @@ from proxy.net.secured import HANDSHAKE_BYTES
 from proxy.net.server.connection import LIMITS, QUEUED_MAX
 from proxy.net.server.handshakes import HANDSHAKE_S
 from proxy.net.server.held_heads import UNCOUNTED_BYTES
+from proxy.net.server.listener import ADMIN_MOST
 from proxy.net.tls_records import SMALL_RECORDS
+from proxy.net.upstream import connection
 from proxy.net.upstream.response import EVENTS_BYTES
 from proxy.process.reload import READ_S
 from proxy.protocol import body
@@ -47,6 +49,7 @@ ROWS = (
         f"heads over {_bytes(UNCOUNTED_BYTES)}, together; with a memory limit 1/{HEADS_PART} of it",
         _bytes(HEADS_BYTES),
     ),
+    ("connections of the admin listener", ADMIN_MOST),
     ("levels of a body", parse_cost.MAX_DEPTH),
     ("fields of a body", body.MAX_FIELDS),
     ("brackets and braces of a body", body.MAX_BRACKETS),
@@ -57,6 +60,7 @@ ROWS = (
         _bytes(BODIES_BYTES),
     ),
     ("unread bytes of answers, together", _bytes(UNREAD_BYTES)),
+    ("head of an engine's answer", _bytes(connection.HEAD_BYTES)),
     ("one event of a stream", _bytes(EVENT_BYTES)),
     ("unfinished events and answers' beginnings, together", _bytes(EVENTS_BYTES)),
     ("one message of KV events", _bytes(KV_MESSAGE_BYTES)),
