@@ -15,6 +15,7 @@ import pytest
 
 from proxy.config.options import Settings
 from proxy.request import moves
+from proxy.state.move_turns import MoveTurns
 from proxy.state.proxy_state import ProxyState
 from tests.scenarios.test_migration import (
     CHAT,
@@ -126,12 +127,18 @@ async def floor(tmp_path: Path, **options: Any) -> AsyncIterator[Floor]:
                     task.cancel()
 
 
+async def first_of_all_lost(it: Floor) -> MoveTurns:
+    """All streams are lost; the first one goes on, and the others wait."""
+    it.lost.set()
+    turns = it.proxy.server.state.in_flight.turns
+    await until(lambda: len(turns._waiting) == STREAMS - 1, "the others wait for their turn")
+    await until(lambda: it.resumed, "the first one goes on")
+    return turns
+
+
 async def test_streams_lost_at_once_go_on_one_after_the_other(tmp_path: Path) -> None:
     async with floor(tmp_path) as it:
-        it.lost.set()
-        turns = it.proxy.server.state.in_flight.turns
-        await until(lambda: len(turns._waiting) == STREAMS - 1, "the others wait for their turn")
-        await until(lambda: it.resumed, "the first one goes on")
+        turns = await first_of_all_lost(it)
         await stands_still(lambda: len(it.resumed))
         assert len(it.resumed) == 1
         left = next(user for user in it.clients if user not in it.resumed)
@@ -147,10 +154,7 @@ async def test_streams_lost_at_once_go_on_one_after_the_other(tmp_path: Path) ->
 
 async def test_one_that_begins_and_is_left_makes_room(tmp_path: Path) -> None:
     async with floor(tmp_path) as it:
-        it.lost.set()
-        turns = it.proxy.server.state.in_flight.turns
-        await until(lambda: len(turns._waiting) == STREAMS - 1, "the others wait for their turn")
-        await until(lambda: it.resumed, "the first one goes on")
+        await first_of_all_lost(it)
         it.clients.pop(it.resumed[0]).cancel()
         await until(lambda: len(it.resumed) == 2, "the next one's turn")
         it.may_go.set()
