@@ -2,13 +2,13 @@
 
 vLLM's server unpacks nothing, so the proxy does, and an engine gets the plain body. A body is
 unpacked in steps and no further than `--max-body-bytes`: what is small only while it is packed
-costs no more than a large one. Of the steps only the first is done on the event loop.
+costs no more than a large one. On the event loop only a short body is unpacked. A body that waits
+for a thread is kept packed: what it has made and its window would be counted by nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -31,7 +31,9 @@ else:
 STEP_BYTES = 1 << 18
 """Most bytes that one step makes, in 0.5 to 1.5 ms."""
 FEED_BYTES = 1 << 14
-"""Packed bytes of one step; a longer body is unpacked in a thread from its beginning on."""
+"""Packed bytes of one step; a longer body is unpacked in a thread."""
+SHORT_BYTES = 1 << 16
+"""Most bytes of a body that is unpacked on the event loop."""
 AT_ONCE = 2
 """Threads that unpack; further bodies wait for one as they came, packed."""
 _WINDOW_BITS, _WINDOW_BITS_MOST = 23, 27
@@ -109,18 +111,24 @@ class Unpacking:
 
         `owner`: whose turn it takes.
         """
-        steps = _Steps(most_bytes)
         try:
-            steps.begin(raw, coding)
-            if len(raw) <= FEED_BYTES and steps.take(STEP_BYTES):
-                return steps.joined()
+            if len(raw) <= FEED_BYTES:
+                first = _Steps(raw, coding, most_bytes)
+                if first.take(SHORT_BYTES):
+                    return first.joined()
+                del first
             async with self._turn(owner):
-                return await asyncio.to_thread(steps.rest)
+                return await self._in_thread(_Steps(raw, coding, most_bytes))
+        except (zlib.error, zstd.ZstdError, ValueError) as error:
+            raise BadRequestError(f"body: not one whole {coding} stream ({error})") from error
+
+    @staticmethod
+    async def _in_thread(steps: _Steps) -> bytes:
+        try:
+            return await asyncio.to_thread(steps.whole)
         except asyncio.CancelledError:
             steps.is_unwanted = True  # its thread stops behind the present step
             raise
-        except (zlib.error, zstd.ZstdError, ValueError) as error:
-            raise BadRequestError(f"body: not one whole {coding} stream ({error})") from error
 
     @asynccontextmanager
     async def _turn(self, owner: str) -> AsyncIterator[None]:
@@ -154,30 +162,27 @@ class Unpacking:
 class _Steps:
     """The steps of one body. `is_unwanted`: no request waits for it any more."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, raw: bytes, coding: str, most_bytes: int) -> None:
         self.is_unwanted = False
         self._made: list[bytes] = []
         self._bytes, self._most_bytes = 0, most_bytes
-        self._pieces: Iterator[bytes] = iter(())
+        self._raw, self._decompressor = raw, _CODINGS[coding](raw, most_bytes)
 
-    def begin(self, raw: bytes, coding: str) -> None:
-        """Look at the head."""
-        self._pieces = _pieces(raw, _CODINGS[coding](raw, self._most_bytes))
-
-    def take(self, enough_bytes: float = math.inf) -> bool:
-        """Unpack until the end, or until so many bytes are made; whether it is the end."""
-        for piece in self._pieces:
+    def take(self, enough_bytes: int) -> bool:
+        """Unpack until the end, or until more bytes are made than that; whether it is the end."""
+        step_bytes = min(STEP_BYTES, enough_bytes + 1)
+        for piece in _pieces(self._raw, self._decompressor, step_bytes):
             self._made.append(piece)
             self._bytes += len(piece)
             if self._bytes > self._most_bytes:
                 raise _too_large(self._most_bytes)
-            if self._bytes >= enough_bytes or self.is_unwanted:
+            if self._bytes > enough_bytes or self.is_unwanted:
                 return False
         return True
 
-    def rest(self) -> bytes:
-        """Unpack what is left; the whole body."""
-        self.take()
+    def whole(self) -> bytes:
+        """Unpack all; the whole body."""
+        self.take(self._most_bytes)
         return self.joined()
 
     def joined(self) -> bytes:
@@ -185,8 +190,10 @@ class _Steps:
         return b"".join(self._made)
 
 
-def _pieces(raw: bytes, decompressor: _Decompressor) -> Iterator[bytes]:
-    """A body's plain pieces; raises ValueError where it ends too early or goes on too long.
+def _pieces(raw: bytes, decompressor: _Decompressor, step_bytes: int) -> Iterator[bytes]:
+    """A body's plain pieces of `step_bytes` at most.
+
+    Raises ValueError where it ends too early or goes on too long.
 
     A second frame or member behind the first is not unpacked: a decoder that ignores it would read
     another body.
@@ -194,13 +201,13 @@ def _pieces(raw: bytes, decompressor: _Decompressor) -> Iterator[bytes]:
     for at in range(0, len(raw), FEED_BYTES):
         data = raw[at : at + FEED_BYTES]
         while True:
-            piece = decompressor.decompress(data, STEP_BYTES)
+            piece = decompressor.decompress(data, step_bytes)
             yield piece
             if decompressor.eof:
                 if decompressor.unused_data or at + FEED_BYTES < len(raw):
                     raise ValueError("something follows its end")
                 return
-            if len(piece) < STEP_BYTES:
+            if len(piece) < step_bytes:
                 break
             data = getattr(decompressor, "unconsumed_tail", b"")
     raise ValueError("it ends too early")
