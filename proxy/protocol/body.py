@@ -23,9 +23,12 @@ MAX_BRACKETS, MAX_COMMAS = 1 << 18, 1 << 21
 """Most `[` and `{`, and most commas, in a body's bytes, also within texts. Each may become a Python
 object: 60 to 100 bytes, and 100 ns in each of four steps. A prompt of a million tokens has a tenth
 of them."""
-MAX_FIELDS: Final = 4096
+MAX_FIELDS: Final = 512
 """Most fields of the body, and of the plug-ins' arguments: each name is checked. Where a body is
 edited, fields of the same name are counted each."""
+MOST_PLACES: Final = 64
+"""Places of members that are kept with a body: 240 bytes each, which nobody counts. Real bodies
+have up to 40 members; the places of more are looked for again by each edit."""
 _KEY_CHARS: Final = 64
 """Kept of a top-level field's name; the names that matter are shorter."""
 _ORDINARY: Final = frozenset(
@@ -219,21 +222,28 @@ def _unescape(key: bytes) -> str:
 class Members:
     """A JSON object as bytes, `raw`, and where its top-level members are.
 
-    They are looked for when the first edit needs them.
+    They are looked for when the first edit needs them, and kept up to `MOST_PLACES`.
     """
 
     __slots__ = ("_spans", "raw")
 
     def __init__(self, raw: bytes, spans: list[Span] | None = None) -> None:
         self.raw = raw
-        self._spans = spans
+        self._spans: list[Span] | None = None
+        self._keep(spans)
+
+    def _keep(self, spans: list[Span] | None) -> None:
+        if spans is not None and len(spans) <= MOST_PLACES:
+            self._spans = spans
 
     @property
     def spans(self) -> list[Span]:
         """The top-level members, duplicates included; raises ValueError, see `members`."""
-        if self._spans is None:
-            self._spans = list(members(self.raw))
-        return self._spans
+        found = self._spans
+        if found is None:
+            found = list(members(self.raw))
+            self._keep(found)
+        return found
 
     def edited(self, put: Mapping[str, bytes], drop: Collection[str] = ()) -> Members:
         """A copy without the members named in `drop` and `put`, then those of `put`, JSON values.

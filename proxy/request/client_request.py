@@ -140,6 +140,7 @@ async def _understood(
     task = Task(path, raw, is_object=is_ours, salt=grant.salt, plans=plans)
     found = await _examined(request, task, grant, large, holding)
     members, drop = Members(raw, found.spans), found.drop
+    found.spans = None  # kept once: by the members
     if grant.tenant is not None and path in (RESPONSES, COMPACT) and NAMED in found.fields:
         drop = [*drop, NAMED]
     if found.is_new and not drop:

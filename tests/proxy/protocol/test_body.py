@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocol.body import Members, members
+from proxy.protocol.body import MAX_FIELDS, MOST_PLACES, Members, members
 from tests.support.examined import splice
 
 KEYS = ("a", "b", "kv_transfer_params", "max_tokens", "é", "\n", "n", '"', "\\", "😀", "")
@@ -142,3 +144,19 @@ def test_a_member_in_front(is_known: bool) -> None:
     made = given.with_first("new", b"true")
     assert made.raw == b' {"new":true,"a":[1, 2],"b":"x"}'
     assert made.spans == list(members(made.raw))
+
+
+def test_the_places_of_many_members_are_not_kept() -> None:
+    """A body of 24 KB kept 470 KiB of them until its answer."""
+    few, many = (Members(b'{"x":1,%s"z":0}' % (b'"k":0,' * n)) for n in (9, MAX_FIELDS - 2))
+    tracemalloc.start()
+    try:
+        bodies = [body.edited({"x": b"2"}) for body in (few, many) for _ in range(100)]
+        for body in bodies:
+            assert body.spans[-1][0] == "x"
+        bodies += [few, many]
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < sum(sys.getsizeof(body.raw) for body in bodies) + 100 * MOST_PLACES * 240
+    assert all(body.raw.endswith((b'"z":0,"x":2}', b'"z":0}')) for body in bodies)
