@@ -18,7 +18,8 @@ DIRECTIONS = {
     " | telemetry | net | protocol | config | core",
     "proxy.core": "routing | placement, sharing | known | admission, fleet | accounts"
     " | kvcache, connectors | latency, thermal | types",
-    "replayer": "demo, virtual | replay, simulator | engine, loads, trace, arguments, terminal",
+    "replayer": "demo, virtual | replay, simulator"
+    " | engine, loads, trace, answers, arguments, terminal",
     "analysis": "cli | regret, elastic, plan | check, league, report, thermal"
     " | rivals, runs | bench | measures",
     "planner": "cli | dry_run | service | control | run | telemetry, sources, profiling, plugin_api"
@@ -39,8 +40,8 @@ BETWEEN = {
         *("proxy.core", "proxy.config"),
         *("proxy.net.peer_documents", "proxy.net.server", "proxy.net.tls"),
         *("replayer.virtual", "replayer.engine", "replayer.trace", "replayer.arguments"),
-        *("replayer.terminal", "replayer.replay.client", "replayer.replay.options"),
-        "replayer.replay.prompts",
+        *("replayer.answers", "replayer.terminal", "replayer.replay.client"),
+        *("replayer.replay.options", "replayer.replay.prompts"),
     ),
 }
 """What the packages may import of each other."""

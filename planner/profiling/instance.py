@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
 import aiohttp
 import orjson
-from prometheus_client.parser import text_string_to_metric_families
 
 from planner.profiling.grid import OUTPUT_TOKENS
+from proxy.net.peer_documents import Sample, sample_of, wanted_lines
+from replayer.answers import MOST_BYTES, MOST_VALUE, body_of
 from replayer.arguments import InputError
 from replayer.replay.client import (
     Call,
@@ -32,12 +33,12 @@ IDLE_TIMEOUT_S = 30.0
 """For the end of what the benchmark itself has started."""
 LOOK_S = 0.02
 """How often it is looked whether something has come true."""
-MOST_BYTES = 8 << 20
-"""Of an answer to a GET."""
+MOST_LENGTH = 1 << 24
+"""Of a model, in tokens: the longest prompt is nearly as long."""
 BLOCK_TOKENS = 512
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 GENERATED, LAYOUT = "vllm:generation_tokens_total", "vllm:cache_config_info"
-SERIES = (RUNNING, WAITING, GENERATED, LAYOUT)
+SERIES = tuple(name.encode() for name in (RUNNING, WAITING, GENERATED, LAYOUT))
 """A hundredth of an engine's metrics; parsing all of them takes longer than many a step."""
 
 
@@ -119,10 +120,10 @@ class Instance:
         try:
             listed = {str(one["id"]): one["max_model_len"] for one in orjson.loads(text)["data"]}
             name = next(iter(listed)) if wanted is None else wanted
-            model = Model(name, int(listed[name]))
+            model = Model(name, _length(listed[name]))
         except KeyError as error:
             raise InputError(f"{self._told('/v1/models')} has no {error}") from None
-        except (ValueError, TypeError, StopIteration):
+        except (ValueError, TypeError, StopIteration, RecursionError):
             raise InputError(f"{self._told('/v1/models')} names no model with a length") from None
         form = BodyForm(model.name, "completions", prompt="ids", seed=self._seed)
         self._writer = PromptWriter(form, [_request(0, BLOCK_TOKENS, 1)])
@@ -130,20 +131,18 @@ class Instance:
 
     async def state(self) -> EngineState:
         """Read its metrics; raises InputError."""
-        lines = (await self._get("/metrics")).splitlines()
-        text = "\n".join(line for line in lines if line.startswith(SERIES))
+        lines = wanted_lines(await self._get("/metrics") + b"\n", SERIES)
         sums = dict.fromkeys((RUNNING, WAITING, GENERATED), 0.0)
         seen, kv_tokens = set(), 0
         try:
-            families = text_string_to_metric_families(text)
-            for sample in (one for family in families for one in family.samples):
+            for sample in (_sample(line) for line in lines if line is not None):
                 seen.add(sample.name)
                 if sample.name in sums:
                     sums[sample.name] += sample.value
                 if sample.name == LAYOUT:
                     kv_tokens += _kv_tokens(sample.labels)
             running, waiting, generated = map(int, sums.values())
-        except (ValueError, OverflowError):
+        except ValueError:
             raise InputError(f"{self._told('/metrics')} is no text of metrics") from None
         if missing := sums.keys() - seen:
             raise InputError(f"{self._told('/metrics')} has no {', '.join(sorted(missing))}")
@@ -201,17 +200,16 @@ class Instance:
         request = _request(number, prompt_tokens, output_tokens)
         await self._client.run(Call(self._writer.body(request), self._target.headers), exchange)
 
-    async def _get(self, path: str) -> str:
-        url, body = self._target.url + path, bytearray()
+    async def _get(self, path: str) -> bytes:
+        url, headers = self._target.url + path, self._target.headers
         try:
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
-                self._session.get(url, headers=self._target.headers) as answer,
+                self._session.get(url, headers=headers, allow_redirects=False) as answer,
             ):
-                while len(body) < MOST_BYTES and (more := await answer.content.read(MOST_BYTES)):
-                    body += more
-            if answer.status == HTTPStatus.OK and len(body) < MOST_BYTES:
-                return body.decode(errors="replace")
+                body = await body_of(answer, MOST_BYTES)
+            if answer.status == HTTPStatus.OK and len(body) <= MOST_BYTES:
+                return body
             reason = f"is {answer.status}, of {len(body)} bytes"
         except TimeoutError:
             reason = f"does not come within {ASK_TIMEOUT_S:g} s"
@@ -239,11 +237,27 @@ def _request(number: int, prompt_tokens: int, output_tokens: int) -> TraceReques
     )
 
 
-def _kv_tokens(labels: dict[str, str]) -> int:
+def _length(told: object) -> int:
+    """Read a model's length; raises ValueError."""
+    if type(told) is not int or not 0 < told <= MOST_LENGTH:
+        raise ValueError("no length")
+    return told
+
+
+def _sample(line: bytes) -> Sample:
+    """Read a line of metrics; raises ValueError."""
+    sample = sample_of(line)
+    if sample is None or not 0 <= sample.value < MOST_VALUE:
+        raise ValueError("no sample")
+    return sample
+
+
+def _kv_tokens(labels: Mapping[str, str]) -> int:
     try:
-        return int(float(labels["num_gpu_blocks"]) * float(labels["block_size"]))
-    except (KeyError, ValueError, OverflowError):
+        tokens = float(labels["num_gpu_blocks"]) * float(labels["block_size"])
+    except (KeyError, ValueError):
         return 0
+    return int(tokens) if 0 <= tokens < MOST_VALUE else 0
 
 
 def _whole(exchange: TimedExchange, prompt_tokens: int) -> TimedExchange:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from planner.core.observe import Counters, Totals, total
-from planner.sources.reading import MOST_VALUE, SourceError
+from planner.sources.reading import SourceError
+from replayer.answers import MOST_VALUE
 
 ISSUED, QUEUED = "cache_proxy_issued_total", "cache_proxy_queued_requests"
 PROMPTS, ANSWERS = "cache_proxy_isl_tokens", "cache_proxy_osl_tokens"

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 import aiohttp
 
 from planner.core.observe import Work
-from planner.sources.reading import ENGINE_BYTES, SourceError, Wanted, fetch, samples
+from planner.sources.reading import SourceError, Wanted, fetch, samples
+from replayer.answers import ENGINE_BYTES
 
 STEPS = "vllm:iteration_tokens_total_count"
 SOURCES, PROMPTS = "vllm:prompt_tokens_by_source_total", "vllm:prompt_tokens_total"

@@ -13,15 +13,10 @@ import orjson
 
 from proxy.config.values import USERINFO
 from proxy.net.peer_documents import Sample, in_turns, sample_of, wanted_lines
+from replayer.answers import MOST_BYTES, MOST_VALUE, body_of
 
-MOST_BYTES = 8 << 20
-"""Of a proxy's document; a fleet of 1,000 instances has 3 MB of `/instances`."""
-ENGINE_BYTES = 1 << 20
-"""Of an engine's document."""
 PROXY_TIMES = 64
 """A proxy's metrics may have so many times the lines of an engine's: it tells of a whole fleet."""
-MOST_VALUE = 1e18
-"""A larger figure than any counter has; one that is no number is left out as well."""
 READ_S = 4.0
 """Time for one document, within a tick."""
 
@@ -59,9 +54,7 @@ async def fetch(
             asyncio.timeout(READ_S),
             session.request(method, url, headers=sent, data=data, allow_redirects=False) as answer,
         ):
-            found = bytearray()
-            while len(found) <= wanted.most_bytes and (more := await answer.content.readany()):
-                found += more
+            found = await body_of(answer, wanted.most_bytes)
     except TimeoutError:
         raise SourceError(f"{method} {shown}: no answer within {READ_S:g} s") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -71,7 +64,7 @@ async def fetch(
         raise SourceError(f"{method} {shown}: the answer is larger than {most} bytes")
     if answer.status not in wanted.statuses:
         raise SourceError(f"{method} {shown}: status {answer.status}")
-    return answer.status, bytes(found)
+    return answer.status, found
 
 
 def shown_url(url: str) -> str:

@@ -7,13 +7,22 @@ look at each engine. Nothing here ends a run: what cannot be read is a reason in
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import aiohttp
-import orjson
+import msgspec
+
+from replayer.answers import ENGINE_BYTES, MOST_BYTES, MOST_VALUE, body_of
 
 METRICS_TIMEOUT_S = 5.0
+MOST_ENGINES = 1024
+"""Of a fleet so many are read, or taken from what a proxy counts."""
+AT_ONCE = 32
+"""Engines that are read at the same time."""
+NAME_CHARS = 256
+"""Of an engine; a longer name is none."""
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*?)(?:_total)?(?:\{(.*)\})? +(\S+)", re.MULTILINE)
 _FROM_PEER = 'source="external_kv_transfer"'
 SERIES = {
@@ -29,6 +38,7 @@ SERIES = {
 In tokens, since the engine's start. `external_in_place`: what a connector has brought;
 `external_hits` also counts transfers that never came.
 """
+OF_ENGINE = frozenset(name for names in SERIES.values() for name in names)
 OF_PROXY = {
     "looked_up": "cache_proxy_prefix_cache_queries",
     "local_hits": "cache_proxy_prefix_cache_hits",
@@ -37,7 +47,7 @@ OF_PROXY = {
 _CONFIG = "vllm:cache_config_info{"
 _SIZES = re.compile(r'[{,](num_gpu_blocks|block_size)="(\d{1,18})"')
 CONFIG_CHARS = 8192
-_UPSTREAM = re.compile(r'upstream="([^"]*)"')
+_UPSTREAM = re.compile(r'upstream="([^"]{0,256})"')
 
 Counters = dict[str, float]
 """One engine's counters, those that it has."""
@@ -46,7 +56,7 @@ Counters = dict[str, float]
 def engine_counters(exposition: str) -> Counters:
     """Read one engine's counters, summed over its ranks; empty if this is no engine's."""
     sums: dict[str, float] = {}
-    for name, labels, value in _samples(exposition, ("vllm:", "process_start")):
+    for name, labels, value in _samples(exposition, OF_ENGINE):
         if name != "vllm:prompt_tokens_by_source" or _FROM_PEER in labels:
             sums[name] = sums.get(name, 0.0) + value
     found = {
@@ -69,23 +79,30 @@ def proxy_counters(exposition: str) -> dict[str, Counters]:
     """Read the counters that a proxy exports of its instances, by their names."""
     counters = {series: counter for counter, series in OF_PROXY.items()}
     found: dict[str, Counters] = {}
-    for name, labels, value in _samples(exposition, ("cache_proxy_",)):
+    for name, labels, value in _samples(exposition, counters.keys()):
         upstream = _UPSTREAM.search(labels)
-        if name in counters and upstream:
+        if upstream and (upstream[1] in found or len(found) < MOST_ENGINES):
             found.setdefault(upstream[1], {})[counters[name]] = value
     return found
 
 
-def _samples(exposition: str, prefixes: tuple[str, ...]) -> Iterable[tuple[str, str, float]]:
+def _samples(exposition: str, names: Container[str]) -> Iterable[tuple[str, str, float]]:
     """Yield name (without _total), labels and value of each sample; invalid ones are left out."""
-    for name, labels, text in _LINE.findall(exposition):
-        if name.startswith(prefixes):
+    for name, labels, text in (one.groups("") for one in _LINE.finditer(exposition)):
+        if name in names:
             try:
                 value = float(text)
             except ValueError:
                 continue
-            if 0 <= value < float("inf"):
+            if 0 <= value < MOST_VALUE:
                 yield name, labels, value
+
+
+class _Instance(msgspec.Struct):
+    """What is read of an instance that a proxy names."""
+
+    name: Annotated[str, msgspec.Meta(max_length=NAME_CHARS)]
+    url: str
 
 
 @dataclass(slots=True)
@@ -142,42 +159,53 @@ class CounterReader:
     async def _instances(self) -> dict[str, str]:
         """Return the addresses that a proxy names, by instance."""
         try:
-            listed = orjson.loads(await self._text(self._target, "/instances"))
-            return {str(one["name"]): str(one["url"]) for one in listed}
-        except (orjson.JSONDecodeError, KeyError, TypeError):
+            listed = msgspec.json.decode(
+                await self._text(self._target, "/instances"), type=list[_Instance]
+            )
+        except (msgspec.MsgspecError, RecursionError):
             return {}
+        return {one.name: one.url for one in listed[:MOST_ENGINES]}
 
     async def _of_engines(self) -> dict[str, Counters]:
+        slots = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as group:
             tasks = {
-                name: group.create_task(self._text(url, "/metrics", name))
+                name: group.create_task(self._of_engine(name, url, slots))
                 for name, url in self._urls.items()
             }
-        read = {name: engine_counters(task.result()) for name, task in tasks.items()}
-        told = {name: layout(task.result()) for name, task in tasks.items()}
-        self.counters.layouts |= {name: one for name, one in told.items() if one}
+        read = {name: task.result() for name, task in tasks.items()}
         for name in read:
             if not read[name]:
                 self.counters.unread.setdefault(name, "no prefix cache counters in its /metrics")
         return {name: counters for name, counters in read.items() if counters}
 
+    async def _of_engine(self, name: str, url: str, slots: asyncio.Semaphore) -> Counters:
+        async with slots:
+            text = await self._text(url, "/metrics", name)
+        if told := layout(text):
+            self.counters.layouts[name] = told
+        return engine_counters(text)
+
     async def _text(self, base: str, path: str, name: str | None = None) -> str:
         """Return what a GET answers; empty if it fails, which `unread` notes of `name`."""
         # The run's session decompresses nothing, and vLLM's /metrics compress where they may.
         headers = {"Accept-Encoding": "identity"}
+        most = MOST_BYTES if name is None else ENGINE_BYTES
         if base == self._target:
             headers |= self._headers
         try:
             async with (
                 asyncio.timeout(METRICS_TIMEOUT_S),
-                self._session.get(base + path, headers=headers) as response,
+                self._session.get(base + path, headers=headers, allow_redirects=False) as response,
             ):
-                if response.status == 200:
-                    return (await response.read()).decode(errors="replace")
-                reason = f"GET {path} answers {response.status}"
+                body = await body_of(response, most) if response.status == 200 else b""
+            if response.status == 200 and len(body) <= most:
+                return body.decode(errors="replace")
+            told = f"over {most} bytes" if body else str(response.status)
+            reason = f"GET {path} answers {told}"
         except TimeoutError:
             reason = f"no answer to GET {path} within {METRICS_TIMEOUT_S:g} s"
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # an address is a peer's word
             reason = f"GET {path}: {type(error).__name__}"
         self.counters.unread[name or base] = reason
         return ""

@@ -18,18 +18,13 @@ from typing import Any
 import orjson
 
 from replayer.arguments import replace_file
-from replayer.replay.client import ReplayOutcome, TimedExchange
+from replayer.replay.client import ROUTE_HEADERS, ReplayOutcome, TimedExchange
 from replayer.replay.options import ReplayOptions
 from replayer.replay.plan import BusyCache, IdealCache, Plan, digest
 from replayer.replay.progress import Tally
 from replayer.replay.run import Result, Run
 from replayer.trace.loaders import TraceRequest
 
-ROUTE_HEADERS = {
-    "instance": "X-Cache-Proxy-Instance",
-    "route_class": "X-Cache-Proxy-Route",
-    "reason": "X-Cache-Proxy-Reason",
-}
 SETTINGS = ("endpoint", "chat", "prompt", "think_cap_s", "ramp_s")
 """Options that change what is sent, or when."""
 GAPS = "itl_s"  # in the rows for the summary, but too long for the file

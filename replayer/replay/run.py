@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from signal import SIGTERM
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import aiohttp
-import orjson
+import msgspec
 import xxhash
 
+from replayer.answers import MOST_BYTES, body_of
 from replayer.replay.client import (
+    ERROR_CHARS,
     Call,
     Client,
     ClientOptions,
@@ -36,6 +38,7 @@ LEAD_S = 0.02
 UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 HEADER_CHARS = 96
 SHOWN_MODELS = 5
+MODEL_CHARS = 256
 MODELS_TIMEOUT_S = 15.0  # longer than the connect timeout
 UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
@@ -52,6 +55,16 @@ class Result:
     sent_as: str | None
     intended_s: float | None
     exchange: TimedExchange | None
+
+
+class _Model(msgspec.Struct):
+    id: Annotated[str, msgspec.Meta(max_length=MODEL_CHARS)]
+
+
+class _Models(msgspec.Struct):
+    """What is read of a list of models."""
+
+    data: list[_Model]
 
 
 class RunObserver(Protocol):
@@ -202,6 +215,8 @@ class ReplayDriver:
         self._run.results.append(result)
         run = self._run
         reason = run.watcher.ended(result)
+        if result.exchange is not None and not run.options.save_text:
+            result.exchange.forget_text()  # a run keeps all its results
         if reason is not None and run.stopped is None:
             run.stopped = reason + _other_models(run.model, run.served)
 
@@ -244,6 +259,8 @@ async def model_of(
         seen = "no answer in time"
     except (aiohttp.ClientError, OSError) as error:
         seen = explain(error)
+    except ValueError as error:  # a name that no resolver takes
+        seen = str(error)[:ERROR_CHARS]
     names = _names(answer)
     if not options.model and not names:
         raise TargetError(
@@ -254,15 +271,18 @@ async def model_of(
 
 async def _models(session: aiohttp.ClientSession, options: ReplayOptions) -> tuple[bytes, str]:
     url, headers = f"{options.target}/v1/models", authorization(options)
-    async with session.get(url, headers=headers) as response:
-        return await response.read(), f"status {response.status}"
+    async with session.get(url, headers=headers, allow_redirects=False) as response:
+        body = await body_of(response, MOST_BYTES)
+    if len(body) > MOST_BYTES:
+        return b"", f"over {MOST_BYTES} bytes"
+    return body, f"status {response.status}"
 
 
 def _names(answer: bytes) -> tuple[str, ...]:
     """Read the ids of a list of models; empty if it is none."""
     try:
-        return tuple(str(one["id"]) for one in orjson.loads(answer)["data"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return tuple(one.id for one in msgspec.json.decode(answer, type=_Models).data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return ()
 
 

@@ -77,6 +77,9 @@ class Engine(ToldEngine):
                 assert request.transport is not None
                 request.transport.abort()
                 return response
+        if behaviour == "odd_event":
+            await response.write(sse({"choices": [], "usage": {"completion_tokens": "x"}}))
+            return response
         if behaviour == "error_event":
             await response.write(b'data: {"error":{"message":"engine died"}}\n\n')
             return response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Self
 
 import orjson
@@ -34,6 +35,22 @@ def _hi(body: Any) -> web.Response:
     delta = {"model": model, "choices": [{"index": 0, "delta": {"content": "hi there"}}]}
     events = b"data: %b\n\ndata: [DONE]\n\n" % orjson.dumps(delta)
     return web.Response(body=events, content_type="text/event-stream")
+
+
+def endless(piece: bytes, status: int = 200, first: bytes = b"") -> Route:
+    """A route whose answer has no end."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        await response.write(first)
+        with suppress(ConnectionError):
+            while True:
+                await response.write(piece)
+        return response
+
+    return answer
 
 
 class ToldEngine:

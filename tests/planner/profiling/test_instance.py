@@ -13,6 +13,7 @@ import pytest
 
 from planner.profiling import instance as module
 from planner.profiling.instance import BenchmarkError, EngineState, Instance, Model, Target
+from replayer.answers import MOST_BYTES
 from replayer.arguments import InputError
 from replayer.replay.client import open_session
 from tests.support.harness import DONE, STREAM_HEAD, RawEngine, chunk, plain, resets, says, stalls
@@ -58,6 +59,14 @@ async def test_what_it_tells() -> None:
         ({}, None, "has no 'data'"),
         ([], None, "names no model with a length"),
         (b"{", None, "names no model with a length"),
+        ({"data": [{"id": "a", "max_model_len": 1e308}]}, None, "names no model with a length"),
+        ({"data": [{"id": "a", "max_model_len": -1}]}, None, "names no model with a length"),
+        ({"data": [{"id": "a", "max_model_len": 1 << 60}]}, None, "names no model with a length"),
+        (
+            b'{"data":[{"max_model_len":1,"id":' + b"[" * 1000 + b"]" * 1000 + b"}]}",
+            None,
+            "names no model with a length",
+        ),
     ],
 )
 async def test_no_model(cards: Any, model: str | None, told: str) -> None:
@@ -73,8 +82,10 @@ async def test_no_model(cards: Any, model: str | None, told: str) -> None:
         (METRICS.replace(b"num_requests_waiting", b"x"), "has no vllm:num_requests_waiting"),
         (METRICS.replace(b"2.0", b"NaN"), "is no text of metrics"),
         (METRICS.replace(b"2.0", b"+Inf"), "is no text of metrics"),
+        (METRICS.replace(b"1e+03", b"1e308"), "is no text of metrics"),
+        (METRICS.replace(b"2.0", b"-2.0"), "is no text of metrics"),
         (METRICS + b"vllm:num_requests_running{{{{\n", "is no text of metrics"),
-        (METRICS + b"#" * module.MOST_BYTES, "is 200, of "),
+        (METRICS + b"#" * MOST_BYTES, "is 200, of "),
         (says(plain(b"no", "503 Service Unavailable")), "is 503, of 2 bytes"),
         (resets(), "fails: "),
     ],

@@ -17,7 +17,8 @@ from planner.scalers.base import Failure, ScalerError
 from planner.sources.engines import Engines, work
 from planner.sources.live import Live
 from planner.sources.proxy import ABSENT_S, Proxies
-from planner.sources.reading import MOST_BYTES, SourceError, fetch, samples
+from planner.sources.reading import SourceError, fetch, samples
+from replayer.answers import MOST_BYTES
 from tests.support.harness import RawEngine, chat, plain, proxied, until, words
 
 PART = Component()

@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 
 from planner.sources import reading
-from planner.sources.reading import MOST_VALUE, PROXY_TIMES, samples, shown_url
+from planner.sources.reading import PROXY_TIMES, samples, shown_url
 from proxy.net.peer_documents import (
     MOST_LINES,
     MOST_WANTED,
@@ -17,6 +17,7 @@ from proxy.net.peer_documents import (
     WANTED_BYTES,
     Sample,
 )
+from replayer.answers import MOST_VALUE
 
 NAMES = ("cache_proxy_issued_total", "cache_proxy_hits_total")
 

@@ -257,3 +257,16 @@ def test_a_full_disk_behind_the_console_is_one_line_too(trace, tmp_path):
     assert done.stderr == "replay: standard output: No space left on device\n"
     assert done.returncode == 1
     assert analyze(["report", str(out)]) == 0
+
+
+def test_an_odd_event_costs_one_request(tmp_path, capsys):
+    trace = written(tmp_path / "a.jsonl", [row for name in "abc" for row in session(name, 1)])
+    with in_thread(Engine(plan={"b:0": "odd_event"})) as engine:
+        status, summary, rows = run(trace, engine, tmp_path)
+    assert status == 1
+    assert summary["requests"]["by_outcome"] == {"ok": 2, "stream_error": 1}
+    assert summary["output_tokens"] == 6
+    [odd] = [row for row in rows.values() if row["outcome"] != "ok"]
+    assert odd["error"].startswith("event is of another form: ")
+    assert odd["completion_tokens"] is None
+    capsys.readouterr()

@@ -7,11 +7,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
+from aiohttp import web
 
-from replayer.replay.client import Call, Client, ClientOptions, ReplayOutcome, explain, open_session
+from replayer.replay.client import (
+    HEADER_CHARS,
+    Call,
+    Client,
+    ClientOptions,
+    ReplayOutcome,
+    explain,
+    open_session,
+)
 from replayer.replay.retries import Retries
 from tests.support.sse_server import Engine
+from tests.support.told_engine import endless
 
 BODY = b'{"messages":[{"role":"user","content":"a b c"}],"max_tokens":3,"stream":true}'
 CALL = Call(BODY, {"X-Request-ID": "r.run", "Content-Type": "application/json"})
@@ -174,3 +185,66 @@ async def test_a_body_beyond_a_mebibyte_is_sent_whole():
         seen = await exchange(engine, Call(body, CALL.headers))
     assert seen.outcome is ReplayOutcome.OK
     assert engine.seen[0][1]["messages"][0]["content"] == text.decode()
+
+
+COMPLETIONS = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("route", "outcome", "said"),
+    [
+        (endless(b"x" * 1000), ReplayOutcome.STREAM_ERROR, "an event has over 1048576 bytes"),
+        (
+            endless(b'data: {"choices":[{"text":"%b"}]}\n' % (b"y" * 100_000)),
+            ReplayOutcome.STREAM_ERROR,
+            "the text has over 8388608 bytes",
+        ),
+        (endless(b"x" * 1000, 500), ReplayOutcome.HTTP_ERROR, "x" * 300),
+    ],
+)
+async def test_an_answer_without_an_end_is_ended(route, outcome, said):
+    engine = Engine()
+    engine.routes[COMPLETIONS] = route
+    async with engine:
+        seen = await exchange(engine)
+    assert (seen.outcome, seen.error) == (outcome, said)
+
+
+async def test_of_the_text_the_hash_is_left():
+    async with Engine() as engine:
+        seen = await exchange(engine)
+    digest = seen.digest
+    seen.forget_text()
+    assert digest is not None
+    assert (seen.digest, seen.stream.text) == (digest, b"")
+
+
+def answers(status, headers):
+    """A route without a body."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        return web.Response(status=status, headers=headers)
+
+    return answer
+
+
+async def test_headers_are_kept_in_part():
+    told = {"X-Cache-Proxy-Reason": "a\udcff" * 3000, "X-Other": "y", "Retry-After": "inf"}
+    engine = Engine()
+    engine.routes[COMPLETIONS] = answers(503, told | {"Set-Cookie": "a=b"})
+    async with engine:
+        seen = await exchange(engine)
+    assert seen.headers.keys() == {"X-Cache-Proxy-Reason", "Retry-After"}
+    assert len(seen.headers["X-Cache-Proxy-Reason"]) == HEADER_CHARS
+    orjson.dumps(dict(seen.headers))
+
+
+@pytest.mark.parametrize("place", [f"http://{'a' * 64}.test/", "http://[", "ftp://x/", "/other"])
+async def test_a_redirect_is_a_failure_of_its_request(place):
+    """Its address is the target's word, and what runs there is not what is measured."""
+    engine = Engine()
+    engine.routes[COMPLETIONS] = answers(307, {"Location": place})
+    async with engine:
+        seen = await exchange(engine)
+    assert (seen.outcome, seen.status) == (ReplayOutcome.HTTP_ERROR, 307)

@@ -8,9 +8,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from replayer.answers import ENGINE_BYTES, MOST_BYTES
 from replayer.replay.client import open_session
-from replayer.replay.engine_counters import CounterReader, engine_counters, proxy_counters
-from tests.support.told_engine import ToldEngine
+from replayer.replay.engine_counters import (
+    MOST_ENGINES,
+    CounterReader,
+    engine_counters,
+    proxy_counters,
+)
+from tests.support.told_engine import ToldEngine, endless
 
 NOW = """\
 # TYPE vllm:prefix_cache_queries_total counter
@@ -52,6 +58,7 @@ cache_proxy_prefix_cache_queries_total{upstream="y"} 5.0
         ("vllm:external_prefix_cache_queries_total 7", {"external_queries": 7}),
         ("process_start_time_seconds 5\nvllm:prefix_cache_hits 3", {}),
         ("vllm:prefix_cache_queries -1", {}),
+        ("vllm:prefix_cache_queries 1e308\nvllm:prefix_cache_queries 1e308", {}),
         (OF_PROXY, {}),
         ("<html>", {}),
         ("", {}),
@@ -108,6 +115,16 @@ ENGINE, PROXY = {"body": NOW}, {"body": OF_PROXY}
             set(),
             {T: "GET /metrics answers 404"},
         ),
+        (
+            {
+                f"{T}/metrics": PROXY,
+                f"{T}/instances": {"payload": [{"name": "a" * 257, "url": A}]},
+            },
+            (),
+            "proxy",
+            {"x", "y"},
+            {},
+        ),
     ],
 )
 async def test_who_is_asked(
@@ -146,3 +163,35 @@ async def test_an_engine_that_compresses_is_asked_not_to() -> None:
         reader = CounterReader(session, engine.url, {})
         await reader.read_before()
     assert reader.counters.before == {engine.url: ALL}
+
+
+def test_a_proxy_names_no_more_instances_than_are_read() -> None:
+    line = 'cache_proxy_prefix_cache_queries_total{{upstream="{}"}} 1.0\n'
+    assert len(proxy_counters("".join(map(line.format, range(MOST_ENGINES + 9))))) == MOST_ENGINES
+
+
+async def test_an_address_that_no_resolver_takes_is_a_reason() -> None:
+    url = f"http://{'a' * 64}.test:1"
+    async with open_session() as session:
+        reader = CounterReader(session, T, {}, (url,))
+        await reader.read_before()
+    assert reader.counters.unread.keys() == {url}
+
+
+async def test_metrics_without_an_end_are_a_reason() -> None:
+    target, engine = ToldEngine(), ToldEngine()
+    target.routes["/metrics"] = engine.routes["/metrics"] = endless(b"# x\n" * 1000)
+    async with target, engine, open_session() as session:
+        listed = [{"name": "a", "url": engine.url}, {"name": "b", "url": "http://["}]
+
+        async def instances(_request: web.Request) -> web.Response:
+            return web.json_response(listed)
+
+        target.routes["/instances"] = instances
+        reader = CounterReader(session, target.url, {})
+        await reader.read_before()
+    assert reader.counters.unread == {
+        target.url: f"GET /metrics answers over {MOST_BYTES} bytes",
+        "a": f"GET /metrics answers over {ENGINE_BYTES} bytes",
+        "b": "GET /metrics: InvalidUrlClientError",
+    }

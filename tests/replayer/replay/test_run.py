@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replayer.answers import MOST_BYTES
+from replayer.replay.client import open_session
 from replayer.replay.options import ReplayOptions, parse_options
 from replayer.replay.run import HEADER_CHARS, TargetError, header_safe, model_of
+from tests.support.told_engine import ToldEngine, endless
 
 MODELS = "http://target:8000/v1/models"
 
@@ -41,6 +44,12 @@ async def test_the_targets_first_model_is_asked_for(answers: Any, tmp_path: Path
         ({"payload": {"data": []}}, "status 200"),
         ({"payload": {"data": [{}]}}, "status 200"),
         ({"payload": ["a"]}, "status 200"),
+        ({"payload": {"data": [{"id": 5}]}}, "status 200"),
+        ({"payload": {"data": [{"id": "a" * 1000}]}}, "status 200"),
+        ({"body": b'{"data":[{"id":"\\ud800"}]}'}, "status 200"),
+        ({"body": b'{"data":' + b"[" * 100_000}, "status 200"),
+        ({"body": b'{"data":[{"id":"\xff"}]}'}, "status 200"),
+        ({"exception": UnicodeError("label too long")}, "label too long"),
         ({"exception": TimeoutError()}, "no answer in time"),
         ({"exception": aiohttp.ClientPayloadError()}, "the answer broke off before its end"),
     ],
@@ -53,6 +62,15 @@ async def test_a_target_that_names_no_model(
     with pytest.raises(TargetError, match=rf"names no model \({reason}\); give --model"):
         await model(tmp_path)
     assert await model(tmp_path, "--model", "mine") == "mine"
+
+
+async def test_models_without_an_end_are_none(tmp_path: Path) -> None:
+    engine = ToldEngine()
+    engine.routes["/v1/models"] = endless(b" " * 1000)
+    async with engine, open_session() as session:
+        there = options(tmp_path, "--target", engine.url)
+        with pytest.raises(TargetError, match=rf"names no model \(over {MOST_BYTES} bytes\)"):
+            await model_of(session, there)
 
 
 async def test_a_target_that_is_not_there_ends_a_run_with_any_model(tmp_path: Path) -> None:
