@@ -353,7 +353,7 @@ class RequestFacts:
     """Mean tokens of a cached prefix after its last whole block; 0 if prompts part at the end of a
     block."""
     media: Sequence[tuple[float, int]]
-    """Place in blocks and tokens of each image, sound, ..."""
+    """Place in blocks and tokens of images, sounds, ...; those of one kind in a block together."""
     client: str
     """The kind of client."""
     estimate: int = field(init=False, compare=False)

@@ -295,7 +295,7 @@ def unpacked(result: bytes) -> Examined | Unfit:
         (name, own_id),
         PromptFacts(
             *[*prompt, kept_units(units), ends, tuple(answer), dialect],
-            *[[(kind, at) for kind, at in media], tails],
+            *[[(kind, at, number) for kind, at, number in media], tails],
             offloadable=told["offloadable"],
         ),
         {key: value.encode() for key, value in told["put"].items()},

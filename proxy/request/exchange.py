@@ -6,7 +6,7 @@ Whatever happens, and at whichever await, one `finally` closes the lease and wri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -185,7 +185,7 @@ class Exchange:
         self.out: Outgoing
         self.facts: RequestFacts
         self.prompt_bytes = 0
-        self._media: Sequence[tuple[str, int]] = ()
+        self._media: dict[str, int] = {}
         self._ends_s = 0.0
         self._session = ""
         self.route: Route | None = None
@@ -298,7 +298,9 @@ class Exchange:
         told = found.fields.get("session_id") or headers.get(_SESSION_ID)
         self._session = told if isinstance(told, str) else ""
         self.owners.known.refine(self.facts, self.owners.clock.now_s())
-        self.prompt_bytes, self._media = found.prompt.learnable_bytes, found.prompt.media
+        self.prompt_bytes = found.prompt.learnable_bytes
+        for kind, _, number in found.prompt.media:
+            self._media[kind] = self._media.get(kind, 0) + number
         # What a stored response continues only its engine knows.
         self._sees_all = found.fields.get("previous_response_id") is None
         if self.owners.known.fleet.denies(self.facts.model):
@@ -731,8 +733,7 @@ class Exchange:
         model, ratios = self.facts.model, owners.known.bytes_per_token
         if self._media:
             if not owners.known.is_usage_doubted(decode):
-                kinds = [kind for kind, _ in self._media]
-                ratios.learn_media(model, kinds, self.prompt_bytes, record.prompt_tokens)
+                ratios.learn_media(model, self._media, self.prompt_bytes, record.prompt_tokens)
         elif ratios.learn(model, decode, self.prompt_bytes, record.prompt_tokens):
             owners.instances.usage_judged(decode, model)
         came_over = record.cached_tokens is None or record.cached_tokens * 2 > record.prompt_tokens

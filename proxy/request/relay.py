@@ -45,7 +45,7 @@ GROW_EVENTS = 16
 EVENT_BYTES = 8 << 20
 """Longest event in bytes; an incomplete event is kept in memory until its end has come. A first
 event may repeat the prompt: the token ids of a million tokens are 7 MB."""
-COUNTED_BYTES = 1 << 16
+COUNTED_BYTES = 1 << 12
 """Bytes kept of an event beyond this count in the total of all streams."""
 NO_EVENT_BYTES = 1 << 20
 """The same for what does not begin like an event, and speaks against its instance."""

@@ -588,7 +588,7 @@ async def test_f154_bodies_of_two_tenants_take_turns(
 ) -> None:
     """Of those that wait to be unpacked, or for the process that examines large ones."""
     may_begin, came, turns = threading.Event(), 0, list[str]()
-    rest, ask = content_coding._Steps.rest, LargeBodies._ask
+    rest, ask = content_coding._Steps.whole, LargeBodies._ask
 
     def unpacks(steps: Any) -> bytes:
         assert may_begin.wait(WAIT_S)
@@ -611,7 +611,7 @@ async def test_f154_bodies_of_two_tenants_take_turns(
 
         return waits_counted
 
-    monkeypatch.setattr(content_coding._Steps, "rest", unpacks)
+    monkeypatch.setattr(content_coding._Steps, "whole", unpacks)
     monkeypatch.setattr(LargeBodies, "_ask", asks)
     monkeypatch.setattr(Unpacking, "plain", counted(Unpacking.plain))
     monkeypatch.setattr(LargeBodies, "examine", counted(LargeBodies.examine))

@@ -6,7 +6,7 @@ The fleet's ratio is the median of the instances' own, so that one that is wrong
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final, TypeVar
 
 from proxy.core.accounts.engine_reports import OwnRatio, fleet_ratio
@@ -73,19 +73,19 @@ class BytesPerToken:
         return self._media.get(model, MEDIA_PRIOR).get(kind, MEDIA_PRIOR[kind])
 
     def learn_media(
-        self, model: str, kinds: Sequence[str], text_bytes: int, prompt_tokens: int
+        self, model: str, kinds: Mapping[str, int], text_bytes: int, prompt_tokens: int
     ) -> None:
-        """Learn from a prompt with media: their tokens are those that its text does not explain.
+        """Learn from a prompt with so many media of each kind: their tokens are the text's rest.
 
         Kinds that come together are taken to be wrong by the same factor.
         """
         text = text_bytes / self.of(model)
-        rest = max(float(len(kinds)), prompt_tokens - text)
-        expected = sum([self.media(model, kind) for kind in kinds])
+        rest = max(float(sum(kinds.values())), prompt_tokens - text)
+        expected = sum([number * self.media(model, kind) for kind, number in kinds.items()])
         if max(rest, expected) < LEAST_MEDIA_RATIO * text:
             return
         known = dict(self._media.get(model, {}))
-        for kind in set(kinds):
+        for kind in kinds:
             gain = MEDIA_GAIN if kind in known else 1.0
             told = self.media(model, kind) * (rest / expected) ** gain
             known[kind] = min(MOST_MEDIA_TOKENS, max(1.0, told))

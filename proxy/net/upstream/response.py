@@ -20,6 +20,9 @@ from proxy.protocol.headers import answer_lines, page_lines
 from proxy.protocol.streams.sse import FastPath
 
 HOLD_BYTES = 65536
+"""Held before the sender has to wait."""
+COUNTED_BYTES = 4096
+"""Answers that hold more than this are counted."""
 EVENTS_BYTES = 32 << 20
 """Most bytes held of all answers whose beginning is waited for, and of the incomplete events of
 all streams. Beyond it the largest one of the instance that has most is cut."""
@@ -191,9 +194,10 @@ class UpstreamResponse:
             self.body.append(piece)
         self.note_end(data)
         self.held_bytes += len(data)
-        if self.held_bytes > HOLD_BYTES:
-            self.pause()
+        if self.held_bytes > COUNTED_BYTES:
             self._count()
+            if self.held_bytes > HOLD_BYTES:
+                self.pause()
         if not self.is_over:
             self.wake()
 
@@ -209,7 +213,7 @@ class UpstreamResponse:
 
     def _discount(self) -> None:
         """Nothing is waited for any more, or its relay counts it."""
-        if self.held_bytes > HOLD_BYTES and (share := self._connection.share) is not None:
+        if self.held_bytes > COUNTED_BYTES and (share := self._connection.share) is not None:
             share.room.drop(self)
 
     def give_way(self) -> None:

@@ -60,6 +60,9 @@ _WITH_IDS = {COMPLETIONS: "prompt", "/v1/embeddings": "input"}
 """The members that may have token ids in place of a text."""
 
 
+Media = tuple[str, int, int]
+"""A kind, where in the prompt's bytes the first one's digest begins, and how many of it its block
+has."""
 SEED_BYTES: Final = 8
 _seed = 0
 
@@ -80,15 +83,17 @@ def prompt_bytes(
     return _SEPARATOR.join(found.texts) if found.is_whole else None
 
 
-def _media(found: Rendered) -> list[tuple[str, int]]:
-    """The kind of each medium, and where in the prompt's bytes its digest begins."""
-    media: list[tuple[str, int]] = []
+def _media(found: Rendered) -> list[Media]:
+    """The media by block of the prompt and kind: small ones may be more than its blocks."""
+    media: dict[tuple[int, str], Media] = {}
     size, done = 0, 0
     for kind, at in found.media:
         size += sum(map(len, found.texts[done:at])) + at - done
         done = at
-        media.append((kind, size))
-    return media
+        place = size // BLOCK_BYTES, kind
+        _, first, number = media.get(place, (kind, size, 0))
+        media[place] = kind, first, number + 1
+    return list(media.values())
 
 
 def _count_ids(prompt: Any) -> int:
@@ -250,8 +255,8 @@ class PromptFacts:
     engine. `units`: of its token ids, chained as `unit_hashes` does; empty for a text or several
     prompts. `ends`: of its messages, see `message_ends`. `answer`: the text of the last answer
     among them, and the place in `ends` of the message before it. `tails`: see `message_tails`.
-    `dialect`: the form of its body. `media`: images and other things that become no text, by kind
-    and place in the prompt's bytes. `offloadable`: see `is_offloadable`.
+    `dialect`: the form of its body. `media`: images and other things that become no text.
+    `offloadable`: see `is_offloadable`.
     """
 
     __slots__ = (
@@ -280,7 +285,7 @@ class PromptFacts:
         ends: Sequence[int] = (),
         answer: tuple[str, int] = NO_ANSWER,
         dialect: str = "",
-        media: Sequence[tuple[str, int]] = (),
+        media: Sequence[Media] = (),
         tails: Sequence[int] = (),
         *,
         offloadable: bool,
@@ -383,10 +388,10 @@ class TokenEstimator:
         ratio = self._bytes_per_token(prompt.model)
         tokens = ids or max(1, round(size / ratio))
         media: list[tuple[float, int]] = []
-        for kind, at in prompt.media:
-            each = round(self._media_tokens(prompt.model, kind))
-            media.append((at / BLOCK_BYTES, each))
-            tokens += each
+        for kind, at, number in prompt.media:
+            their = number * round(self._media_tokens(prompt.model, kind))
+            media.append((at / BLOCK_BYTES, their))
+            tokens += their
         if prompt.kept is not None and prompt.kept >= 0:
             tokens = max(1, min(tokens, prompt.kept))
         block_tokens = BLOCK_BYTES * (ids / max(1, size) if ids else 1 / ratio)

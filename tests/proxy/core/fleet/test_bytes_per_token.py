@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -173,9 +175,9 @@ class TestMedia:
 
     def test_the_first_answer_tells_and_later_ones_move_it(self) -> None:
         ratios = fleet_of("a")
-        ratios.learn_media("m", ["image"], 400, 1600)
+        ratios.learn_media("m", {"image": 1}, 400, 1600)
         assert ratios.media("m", "image") == pytest.approx(1500)
-        ratios.learn_media("m", ["image", "image"], 400, 100 + 2 * 3000)
+        ratios.learn_media("m", {"image": 2}, 400, 100 + 2 * 3000)
         assert 1500 < ratios.media("m", "image") < 3000
         assert ratios.media("m", "audio") == MEDIA_PRIOR["audio"]
         assert ratios.media("other", "image") == MEDIA_PRIOR["image"]
@@ -183,12 +185,12 @@ class TestMedia:
     def test_a_small_picture_beside_a_long_text_teaches_nothing(self) -> None:
         """The text's own error is larger."""
         ratios = fleet_of("a")
-        ratios.learn_media("m", ["image"], 400_000, 100_900)
+        ratios.learn_media("m", {"image": 1}, 400_000, 100_900)
         assert ratios.media("m", "image") == MEDIA_PRIOR["image"]
 
     def test_text_is_not_learned_from_them(self) -> None:
         ratios = fleet_of("a")
-        ratios.learn_media("m", ["audio"], 4000, 5000)
+        ratios.learn_media("m", {"audio": 1}, 4000, 5000)
         assert ratios.of("m") == BYTES_PER_TOKEN_PRIOR
 
     @given(st.lists(st.sampled_from(sorted(MEDIA_PRIOR)), min_size=1, max_size=5), reports)
@@ -197,5 +199,5 @@ class TestMedia:
     ) -> None:
         ratios = fleet_of("a")
         for size, tokens in seen:
-            ratios.learn_media("m", kinds, size, tokens)
+            ratios.learn_media("m", Counter(kinds), size, tokens)
             assert all(1.0 <= ratios.media("m", kind) <= MOST_MEDIA_TOKENS for kind in MEDIA_PRIOR)

@@ -12,7 +12,7 @@ from proxy.core.admission.largest_pays import LargestPays
 from proxy.core.types import FailureKind, Instance
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import Upstream
-from proxy.net.upstream.response import HOLD_BYTES, Holder, Share, UpstreamResponse
+from proxy.net.upstream.response import COUNTED_BYTES, Holder, Share, UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from tests.support.harness import plain, stands_still, until
 from tests.support.upstream_peer import Serve, ask, serving
@@ -125,14 +125,14 @@ async def read(upstream: Upstream, replies: list[UpstreamResponse], limit: int =
         reply.close()
 
 
-@pytest.mark.parametrize("size", [HOLD_BYTES, HOLD_BYTES + 1, 300_000])
+@pytest.mark.parametrize("size", [COUNTED_BYTES, COUNTED_BYTES + 1, 300_000])
 async def test_what_is_waited_for_counts_beyond_what_is_held_anyway(size: int) -> None:
     room: LargestPays[Holder] = LargestPays(1 << 20)
     async with sharing(of(size), room) as upstream:
         replies: list[UpstreamResponse] = []
         reading = asyncio.create_task(read(upstream, replies))
         await until(lambda: bool(replies) and sum(map(len, replies[0].body)) == size)
-        assert room.held_bytes == (size if size > HOLD_BYTES else 0)
+        assert room.held_bytes == (size if size > COUNTED_BYTES else 0)
         reading.cancel()
         await asyncio.wait([reading])
         assert not len(room)

@@ -243,7 +243,7 @@ class TestMedia:
             dialect,
             {"input" if dialect in (Dialect.RESPONSES, Dialect.OPENAI) else "messages": turns},
         )
-        assert [found_kind for found_kind, _ in found.media] == [kind]
+        assert [found_kind for found_kind, *_ in found.media] == [kind]
         assert sum(map(len, found.texts)) < 300
 
     def test_another_picture_is_another_prompt(self) -> None:
@@ -328,7 +328,7 @@ class TestMedia:
         body = {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}, part]}]}
         found = prompt_facts("/v1/messages", body)
         assert found is not None
-        assert [kind for kind, _ in found.media] == ["image"]
+        assert [kind for kind, *_ in found.media] == ["image"]
         assert found.bytes - 40 < found.media[0][1] < found.bytes
 
 
