@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from secrets import token_hex
 from typing import Final
@@ -95,21 +96,21 @@ _ROUTE_PARTS: Memo[tuple[str, str, str, str], tuple[bytes, bytes, bytes]] = Memo
 _NOTHING: frozenset[bytes] = frozenset()
 CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 """Names of the headers with a client's key, or an instance's."""
+_KEY_LINES = re.compile(rb"(?im)^(?:%b):.*\n" % b"|".join(sorted(CREDENTIALS)))
 
 
 def forwarded(
     fields: Iterable[tuple[bytes, bytes]],
     request_id: str,
     hidden: frozenset[bytes] = _NOTHING,
-    added: bytes = b"",
 ) -> bytes:
     """A client's end-to-end headers as lines for an instance, after X-Request-Id.
 
     Raises LoopError for a request that this process has sent itself.
 
-    `hidden`: further names (lower case) that are not forwarded; `added`: lines that are added.
+    `hidden`: further names (lower case) that are not forwarded.
     """
-    lines = [b"X-Request-Id: ", request_id.encode(), b"\r\n", _ALWAYS, added]
+    lines = [b"X-Request-Id: ", request_id.encode(), b"\r\n", _ALWAYS]
     named: set[bytes] = set()
     came = b""
     known = _GOES.known
@@ -127,7 +128,7 @@ def forwarded(
     if named - _PLAIN_CONNECTION:
         named.add(b"connection")
         kept = [(n, v) for n, v in fields if n.lower() not in named]
-        return forwarded(kept, request_id, hidden, added)
+        return forwarded(kept, request_id, hidden)
     lines[3] = came + _ALWAYS
     return b"".join(lines)
 
@@ -141,11 +142,17 @@ def _via(value: bytes) -> bytes:
 
 def credentials(lines: bytes) -> bytes:
     """The header lines that carry a key for an instance."""
-    return b"".join(
-        line
-        for line in lines.splitlines(keepends=True)
-        if line.partition(b":")[0].lower() in CREDENTIALS
-    )
+    return b"".join(_KEY_LINES.findall(lines))
+
+
+def keyed(lines: bytes, auth: bytes) -> bytes:
+    """The header lines with the key of the line `auth` in place of any other, if there is one."""
+    if not auth:
+        return lines
+    lower = lines.lower()
+    if b"authorization:" in lower or b"x-api-key:" in lower:  # seldom, and the search is slow
+        lines = _KEY_LINES.sub(b"", lines)
+    return lines + auth
 
 
 def _goes_on(name: bytes) -> bool:

@@ -166,7 +166,7 @@ class Attempts:
         self._held: UpstreamResponse | None = None
         """A hollow answer, while another instance is asked whose fault it is."""
         self._key = b""
-        """Header lines with the key that P was asked with."""
+        """Header lines with the client's own key, if P was asked with it."""
         self._edits: Edits | None = None
         """Edits for D to fetch the KV that P holds; None without any."""
 

@@ -99,7 +99,7 @@ async def read(
     raw = members.raw
     if grant.salt is not None and raw and endpoint_of(request.path).salting is not Salting.NO_KV:
         _check_salting(request, grant, is_object=_is_json(request) and found is not NO_OBJECT)
-    headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
+    headers = forwarded(request.raw_headers, name, grant.hidden)
     return Outgoing(request.method, request.raw_path, headers, members, found)
 
 
@@ -305,7 +305,8 @@ async def _long(
 class Outgoing:
     """A request as it goes to instances: the body with its edits, and what was found in it.
 
-    `headers` are lines as bytes, see `forwarded`. Nobody changes one; to be frozen would
+    `headers` are lines as bytes, see `forwarded`, without the proxy's own key. A leg gets the key
+    that is in force when it is sent (`Upstream.keyed`). Nobody changes one; to be frozen would
     make it dearer.
     """
 

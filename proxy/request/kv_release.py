@@ -45,7 +45,7 @@ class KvReleases:
     ) -> None:
         """Free the KV that `edits` name; `on_over` gets the result.
 
-        `credentials`: header lines with the key that the request itself was sent with.
+        `credentials`: header lines with the client's own key, where instances get that.
 
         Only for KV that no D was asked to fetch: to release what was fetched occupies one of P's
         senders until the abort timeout.
@@ -84,6 +84,7 @@ class KvReleases:
         try:
             upstream = self._upstream(name)
             raw = orjson.dumps(body)
+            head = upstream.keyed(head)
             reply = await upstream.send("POST", "/v1/completions", head, raw, on_sent)
         except UpstreamFailure:
             return ReleaseResult.FAILED

@@ -100,7 +100,7 @@ async def _prefill(
         body = await out.with_edits(connector.prepare(transfer, out.found.fields))
     except ValueError:  # of more fields than are looked at, none is edited
         return Fallback.P_ERROR
-    headers = with_request_id(out.headers, request_id)
+    headers = p.keyed(with_request_id(out.headers, request_id))
     reply = await p.send(out.method, out.path, headers, body, on_sent)
     try:
         # An answer that streams although it was told not to is of no use.
@@ -231,7 +231,7 @@ async def decode_leg(
 async def _decode(
     out: Outgoing, d: Upstream, body: bytes | None, on_sent: OnSent | None, silence_s: float
 ) -> UpstreamResponse:
-    reply = await d.send(out.method, out.path, out.headers, body, on_sent)
+    reply = await d.send(out.method, out.path, d.keyed(out.headers), body, on_sent)
     most_bytes = FIRST_EVENT_BYTES if isinstance(out.found.plan, Plan) else CARRY_BYTES
     is_good = False
     try:

@@ -30,8 +30,6 @@ class Grant:
     tenant: str | None = None
     hidden: frozenset[bytes] = frozenset()
     """Header names (lower case) to remove."""
-    added: bytes = b""
-    """Header lines to add."""
     salt: str | None = None
     """The `cache_salt` of the body."""
     salted_paths: frozenset[str] = frozenset()
@@ -50,8 +48,7 @@ class Access:
 
     def use(self, settings: Settings) -> None:
         """Replace the known keys."""
-        added = bearer(settings.instance_api_key)
-        self._open = Grant(None, CREDENTIALS if added else frozenset(), added)
+        self._open = Grant(None, frozenset() if settings.instance_api_key is None else CREDENTIALS)
         self._tenants = tenants_in(settings.api_key)
         self._salts_with = settings.cache_salt_secret
         self._salted_paths = frozenset(settings.salted_paths)
@@ -76,7 +73,7 @@ class Access:
         secret, salt = self._salts_with, None
         if secret is not None:
             salt = salt_of(secret.get_secret_value().encode(), tenant)
-        made = Grant(tenant, CREDENTIALS, self._open.added, salt, self._salted_paths)
+        made = Grant(tenant, CREDENTIALS, salt, self._salted_paths)
         self._grants[tenant] = made
         return made
 

@@ -78,7 +78,7 @@ class WaitingRoom:
         self._is_woken = self._is_freed = False
         self._timer: asyncio.TimerHandle | None = None
         metrics.queued_requests.set_function(lambda: len(self.queue))
-        metrics.backlog.read = self.waiting.backlog_s
+        metrics.backlog.read = lambda: self.waiting.backlog_s(clock.now_s())
         metrics.queued_bytes.set_function(lambda: self.queue.bytes)
 
     def admit(self, facts: RequestFacts) -> Route | Reject:

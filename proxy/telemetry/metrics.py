@@ -193,7 +193,7 @@ class Metrics:
             f"{PREFIX}_backlog_seconds",
             "Seconds in which one instance would compute the prompts that wait for this model here,"
             " and those under way on instances that serve it; of instances with several models"
-            " each counts all",
+            " each counts all; (others): the most of any model beyond 64 of an instance",
             "model",
         )
         self.registry.register(self.backlog)

@@ -14,6 +14,8 @@ import replayer.replay.cli
 import replayer.simulator.cli
 from proxy.config.load import load
 from replayer.simulator.host import SimFleet
+from tests.proxy.net.test_tls import tunnel
+from tests.support.certificates import Certificates
 from tests.support.harness import RawEngine, ServedProxy, chat, plain, proxied, says, until
 
 ROOT = Path(__file__).parents[2]
@@ -153,6 +155,10 @@ SEEN = (
         "GET /v1/models answers 401: does it want a key (--instance-api-key)?",
     ),
     ("https:// for a server without TLS", "unreachable: TLS: "),
+    (
+        "https:// of a CA that is not known",
+        "TLS: its certificate is not trusted: unable to get local issuer certificate",
+    ),
     ("one engine under two names", "is the same engine as localhost:"),
     ("a bootstrap port where nobody listens", "gives no engine id (Connection refused)"),
 )
@@ -271,6 +277,7 @@ async def test_an_instance(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
         RawEngine(says(b"")) as healthy_site,
         RawEngine(says(b"")) as keyed,
         SimFleet(1) as fleet,
+        tunnel(fleet.engines[0].port, Certificates(tmp_path / "ca").server("127.0.0.1")) as secured,
     ):
         site.gets["/health"] = absent = plain(b"", "404 Not Found")
         healthy_site.tells(absent)
@@ -282,10 +289,11 @@ async def test_an_instance(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
             f"healthy_site={healthy_site.address}",
             f"keyed={keyed.address}",
             f"tls=https://127.0.0.1:{port}",
+            f"ca=https://127.0.0.1:{secured}",
             f"localhost:{port};bootstrap=1",
             f"twin=127.0.0.1:{port};bootstrap=1",
         ]
-        names = ("nobody", "site", "healthy_site", "keyed", "tls", "twin", "twin")
+        names = ("nobody", "site", "healthy_site", "keyed", "tls", "ca", "twin", "twin")
         async with ServedProxy(tmp_path / "log", instances) as served:
 
             async def all_are_told() -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
 from proxy.core.admission.retry_after import RetryAdvice
+from proxy.core.fleet.named_models import OTHERS, NamedModels
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import NOBODY, Reject, RejectReason, RequestFacts
@@ -82,6 +83,7 @@ class Waiting:
         self.is_closed = False
         self._router = router
         self._advice = RetryAdvice(self.queue.weight)
+        self._named = NamedModels()
         self._ramps: dict[str, _Ramp] = {}
         self._alone: dict[QueuedRequest, float] = {}
         """Until when each request in the lane of its own kind waits."""
@@ -186,12 +188,21 @@ class Waiting:
             return None
         return now_s - oldest.queued_s, self._ramp(oldest.lane).reject
 
-    def backlog_s(self) -> dict[str, float]:
+    def backlog_s(self, now_s: float) -> dict[str, float]:
         """Per served model the seconds in which one instance would compute what is to be computed.
 
         These are this process's own prefills under way, and the waiting prompts of the model. An
-        instance with several models is behind with all of them.
+        instance with several models is behind with all of them. Models without a name in metrics
+        (`NamedModels`) are one, with the most of any of them.
         """
+        named = self._named.of(self._router.known.fleet.members(), now_s)
+        told: dict[str, float] = {}
+        for model, seconds in self._backlog_s().items():
+            name = model if model in named else OTHERS
+            told[name] = max(told.get(name, 0.0), seconds)
+        return told
+
+    def _backlog_s(self) -> dict[str, float]:
         known = self._router.known
         reserved_s: dict[str, float] = {}
         tps: dict[str, list[float]] = {}

@@ -24,7 +24,7 @@ from proxy.net.upstream.bootstrap import read_engine_id
 from proxy.net.upstream.pool import ConnectOptions, Pool
 from proxy.net.upstream.response import Share, UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
-from proxy.protocol.headers import request_head
+from proxy.protocol.headers import keyed, request_head
 from proxy.protocol.prompt.rendered import IDS
 from proxy.telemetry.log import Throttle
 
@@ -124,6 +124,10 @@ class Upstream:
     def is_heard_within(self, seconds: float) -> bool:
         """Whether a request's answer, which has begun, has gone on in these last seconds."""
         return self._pool.is_heard_within(seconds)
+
+    def keyed(self, headers: bytes) -> bytes:
+        """A request's header lines with the key that instances want now, if they want one."""
+        return keyed(headers, self._connect_options.auth)
 
     def send(
         self,

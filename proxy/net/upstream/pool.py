@@ -218,5 +218,8 @@ def _tell(shaken: asyncio.Future[OSError | None], secured: Secured, error: OSErr
 
 def _plain(error: OSError) -> str:
     """The error's text for clients, without addresses and names of libraries."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        # What is behind a comma is the name or address that was asked for.
+        return f"its certificate is not trusted: {error.verify_message.split(', ')[0][:100]}"
     text = getattr(error, "reason", None) if isinstance(error, ssl.SSLError) else error.strerror
     return text.split(" [")[0][:100] if text else "the connection failed"

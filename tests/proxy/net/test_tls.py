@@ -7,6 +7,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+import trustme
 
 from proxy.config.sources import ConfigError
 from proxy.net import secured
@@ -106,6 +108,56 @@ async def test_a_whole_offload_over_tls(tmp_path: Path, certs: Certificates) -> 
                         await response.read()
                 await proxy.at_rest()
                 assert [r["outcome"] for r in await proxy.records(2)] == ["ok", "ok"]
+
+
+REFUSED = {
+    "an unknown CA": "unable to get local issuer certificate",
+    "expired": "certificate has expired",
+    "another address": "IP address mismatch",
+    "another name": "Hostname mismatch",
+    "self-signed": "self-signed certificate",
+}
+"""What is wrong with an instance's certificate, and what /health and the log say of it."""
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+async def test_why_a_certificate_is_refused(
+    tmp_path: Path, certs: Certificates, wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = "localhost" if wrong == "another name" else "127.0.0.1"
+    context = certs.server("other.example" if wrong.startswith("another") else host)
+    if wrong == "expired":
+        context = certs.server(host, not_after=datetime(2020, 1, 1, tzinfo=UTC))
+    elif wrong == "an unknown CA":
+        context = Certificates(tmp_path / "unknown").server(host)
+    elif wrong == "self-signed":
+        context = self_signed(tmp_path)
+    said = f"unreachable: TLS: its certificate is not trusted: {REFUSED[wrong]}"
+    async with RawEngine() as engine, tunnel(engine.port, context) as port:
+        instances = [f"a=https://{host}:{port}"]
+        given = {"instance_ca": certs.ca}
+        async with ServedProxy(tmp_path / "log", instances, **given) as proxy:
+            health = proxy.router.known.fleet.members()[0].health
+            await until(lambda: health.last_error, "a probe has failed")
+            async with proxy.http.get("/health") as response:
+                (shown,) = (await response.json())["instances"].values()
+            assert shown["last_error"].endswith(said)
+            answer = await proxy.post(chat("x"))
+            assert host not in answer.body.decode()
+        lines = [m for m in caplog.messages if said in m]
+        assert lines
+        assert all(len(line.splitlines()) == 1 for line in lines)
+
+
+def self_signed(home: Path) -> ssl.SSLContext:
+    """A server with a certificate that nobody else has signed."""
+    ca, key = trustme.CA(), home / "self.key"
+    ca.private_key_pem.write_to_path(str(key))
+    cert = home / "self.pem"
+    ca.cert_pem.write_to_path(str(cert))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    return context
 
 
 @pytest.mark.long

@@ -11,7 +11,9 @@ from proxy.protocol.errors import LoopError
 from proxy.protocol.headers import (
     ACTS_BEYOND,
     answer_lines,
+    credentials,
     forwarded,
+    keyed,
     page_lines,
     request_head,
     route_lines,
@@ -71,10 +73,17 @@ def test_what_an_instance_needs_cannot_be_named_away(name: bytes) -> None:
     assert forwarded(fields, "r-1") == OURS + name + b": v\r\n"
 
 
-def test_hidden_and_added_lines() -> None:
+def test_hidden_lines() -> None:
     fields = [(b"Authorization", b"Bearer mine"), (b"A", b"b")]
-    lines = forwarded(fields, "r-1", frozenset({b"authorization"}), b"Authorization: Bearer k\r\n")
-    assert lines == OURS + b"Authorization: Bearer k\r\nA: b\r\n"
+    assert forwarded(fields, "r-1", frozenset({b"authorization"})) == OURS + b"A: b\r\n"
+
+
+def test_the_proxys_key_is_in_place_of_any_other() -> None:
+    lines = b"AUTHORIZATION: Bearer mine\r\nA: x-api-key: b\r\nx-api-key: mine\r\nB: c\r\n"
+    auth = b"Authorization: Bearer k\r\n"
+    assert keyed(lines, auth) == b"A: x-api-key: b\r\nB: c\r\n" + auth
+    assert keyed(lines, b"") == lines
+    assert credentials(lines) == b"AUTHORIZATION: Bearer mine\r\nx-api-key: mine\r\n"
 
 
 def test_a_leg_has_an_id_of_its_own() -> None:

@@ -60,6 +60,9 @@ class P:
     async def engine_id(self) -> str | None:
         return self.id
 
+    def keyed(self, headers: bytes) -> bytes:
+        return headers
+
     async def send(self, method: str, path: str, headers: bytes, body: bytes, on_sent: Any) -> Any:
         if self.failure is not None:
             raise self.failure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.admission.queue import Priority, QueueLimits
+from proxy.core.fleet.named_models import MOST, OTHERS
 from proxy.core.known.fleet_state import FleetState
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
@@ -236,21 +237,37 @@ def test_a_pass_over_many_lanes_takes_turns_and_passes_over_none() -> None:
 
 def test_the_backlog_is_what_is_under_way_and_what_waits(room: Room) -> None:
     """Two instances of 20,000 tokens/s: the rate of one counts, as the seconds are of one."""
-    assert room.waiting.backlog_s() == {}, "no model is known to be served"
+    assert room.waiting.backlog_s(0.0) == {}, "no model is known to be served"
     for name in ("a", "b"):
         room.router.known.observe_models(name, ["m", "other"], {})
-    assert room.waiting.backlog_s() == {"m": 0.0, "other": 0.0}
+    assert room.waiting.backlog_s(0.0) == {"m": 0.0, "other": 0.0}
     tps = room.router.known.latency.prefill_tps("a")
     route = room.waiting.admit(RequestFacts("m", "long", 20_000, [], 64.0), 0.0)
     assert isinstance(route, Route)
     ((_, under_way_s, *_),) = room.router.known.latency.of(route.decode.name).own_pending()
     assert 1.0 < under_way_s <= route.predicted_prefill_s
-    assert room.waiting.backlog_s() == pytest.approx({"m": under_way_s, "other": under_way_s})
+    assert room.waiting.backlog_s(0.0) == pytest.approx({"m": under_way_s, "other": under_way_s})
     room.router.finish(route, 0.0)
     room.queued()
-    assert room.waiting.backlog_s() == pytest.approx({"m": 100 / tps, "other": 0.0})
+    assert room.waiting.backlog_s(0.0) == pytest.approx({"m": 100 / tps, "other": 0.0})
     room.router.known.observe_models("b", ["else"], {})
-    assert set(room.waiting.backlog_s()) == {"m", "other", "else"}
+    assert set(room.waiting.backlog_s(0.0)) == {"m", "other", "else"}
+
+
+def test_of_the_models_that_one_instance_lists_few_have_a_backlog_of_their_own(room: Room) -> None:
+    room.router.known.observe_models("a", ["m"], {})
+    room.router.known.observe_models("b", [f"n{n:04}" for n in range(1000)], {})
+    told = room.waiting.backlog_s(0.0)
+    assert set(told) == {"m", OTHERS, *[f"n{n:04}" for n in range(MOST)]}
+    assert set(told.values()) == {0.0}
+    waits = RequestFacts("n0999", "s", 100, [], 64.0)
+    for name in ("a", "b"):
+        room.router.known.gate.mark_busy(name, 8.0)
+    reject = room.waiting.admit(waits, 1.0)
+    assert isinstance(reject, Reject)
+    assert isinstance(room.waiting.enter(waits, reject, 1.0, lambda: None), QueuedRequest)
+    tps = room.router.known.latency.prefill_tps("b")
+    assert room.waiting.backlog_s(1.0)[OTHERS] == pytest.approx(100 / tps)
 
 
 def test_models_that_clients_invent_have_no_backlog(room: Room) -> None:
@@ -261,4 +278,4 @@ def test_models_that_clients_invent_have_no_backlog(room: Room) -> None:
     reject = room.waiting.admit(invented, 1.0)
     assert isinstance(reject, Reject)
     assert isinstance(room.waiting.enter(invented, reject, 1.0, lambda: None), QueuedRequest)
-    assert room.waiting.backlog_s() == {"m": 0.0}
+    assert room.waiting.backlog_s(0.0) == {"m": 0.0}
