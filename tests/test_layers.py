@@ -18,7 +18,8 @@ DIRECTIONS = {
     " | telemetry | net | protocol | config | core",
     "proxy.core": "routing | placement, sharing | known | admission, fleet | accounts"
     " | kvcache, connectors | latency, thermal | types",
-    "replayer": "demo, virtual | replay, simulator | engine, loads, trace, arguments, terminal",
+    "replayer": "replay.__main__, demo, virtual | survey | replay, simulator"
+    " | engine, loads, trace, arguments, terminal",
     "analysis": "cli | regret, elastic, plan | check, league, report, thermal"
     " | rivals, runs | bench | measures",
     "planner": "cli | dry_run | service | control | run | telemetry, sources, profiling, plugin_api"
