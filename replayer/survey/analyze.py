@@ -115,7 +115,8 @@ def _prefixes(seen: dict[str, Any] | None) -> Iterator[str]:
     yield (
         f"prefixes: an endless cache hits {seen['ideal_hit_ratio']:.1%} of prompt tokens, "
         f"{seen['within_sessions_ratio']:.1%} within a session, "
-        f"{seen['across_sessions_ratio']:.1%} across sessions"
+        f"{seen['across_sessions_ratio']:.1%} across sessions; {seen['mean_hit_ratio']:.1%} of a "
+        "prompt in the mean"
     )
     if "by_cache" in seen:
         yield (

@@ -14,6 +14,7 @@ from replayer.trace.rows import TraceError
 COMMANDS: Final = {
     "validate": ("replayer.survey.validate", "Say whether a trace can be replayed whole."),
     "analyze-trace": ("replayer.survey.analyze", "Say what the load of a trace is like."),
+    "export": ("replayer.survey.export", "Write a trace in the form that another tool reads."),
 }
 """Each command's module, which has `declare(parser)` and `run(options, console)`, and its help."""
 EXIT_BAD_INPUT = 2

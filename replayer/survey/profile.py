@@ -88,15 +88,17 @@ class _Hits:
         # A session of one turn finds nothing of its own.
         own = {name: IdealCache() for name, turns in sessions.turns.items() if turns > 1}
         self._tokens = sum(one.input_tokens or 0 for one in requests)
-        self._within = 0
+        self._within, shares = 0, 0.0
         self.new_tokens: list[int] = []
         self.is_known = bool(self._tokens) and any(
             one.names_blocks or is_literal(one) for one in requests
         )
         for one, name in zip(requests, names, strict=True):
-            tokens = one.input_tokens or 0
-            self.new_tokens.append(tokens - round(self._everywhere.add(one) * tokens))
+            tokens, share = one.input_tokens or 0, self._everywhere.add(one)
+            shares += share
+            self.new_tokens.append(tokens - round(share * tokens))
             self._within += round(own[name].add(one) * tokens) if name in own else 0
+        self._mean_share = shares / len(requests)
 
     def document(self) -> dict[str, Any]:
         """Return shares of all prompt tokens."""
@@ -104,6 +106,7 @@ class _Hits:
         sizes = {one.block_tokens for one in self._requests}
         document: dict[str, Any] = {
             "ideal_hit_ratio": hit / self._tokens,
+            "mean_hit_ratio": self._mean_share,
             "within_sessions_ratio": self._within / self._tokens,
             "across_sessions_ratio": (hit - self._within) / self._tokens,
         }

@@ -52,6 +52,7 @@ def test_prefixes_shared_within_and_across_sessions(tmp_path):
     )
     prefixes = profile(made)["prefixes"]
     assert prefixes["ideal_hit_ratio"] == (8 + 4 + 8) / 40
+    assert prefixes["mean_hit_ratio"] == pytest.approx((2 / 3 + 1 / 2 + 2 / 3) / 4)
     assert prefixes["within_sessions_ratio"] == (8 + 8) / 40
     assert prefixes["across_sessions_ratio"] == 4 / 40
     assert (prefixes["shared_blocks"], prefixes["working_set_tokens"]) == (5, 20)
@@ -84,7 +85,7 @@ def test_what_is_not_known_is_left_out(tmp_path):
     assert profile(plain)["new_tokens"] == {}
     text = requests(tmp_path, {"prompt": "say it " * 40, "timestamp": 0, "input_length": 90})
     assert profile(text * 2)["prefixes"].keys() == {
-        *("ideal_hit_ratio", "within_sessions_ratio", "across_sessions_ratio")
+        *("ideal_hit_ratio", "mean_hit_ratio", "within_sessions_ratio", "across_sessions_ratio")
     }
     mixed = requests(tmp_path, row([1]), row([1], block_size=2, input_length=2))
     assert "by_cache" not in profile(mixed)["prefixes"]
