@@ -53,7 +53,7 @@ class Findings(Watch):
     """What a trace's file has; it is read on after a row that cannot be replayed."""
 
     most_tokens: int | None = None
-    format: str = "as given by --format"
+    format: str = ""
     refusals: list[str] = field(default_factory=list)
     refused_rows: int = 0
     changes: dict[str, Lines] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class Findings(Watch):
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Read the trace and print what was found; 0 if it can be replayed whole."""
-    found = Findings(options.most_tokens)
+    found = Findings(options.most_tokens, f"{options.format}, as given by --format")
     try:
         for request in read_trace(options.trace, options.format, found):
             found.add(request)

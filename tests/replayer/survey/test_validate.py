@@ -150,4 +150,4 @@ def test_the_shipped_sample_can_be_replayed_whole(capsys):
 
 def test_the_format_can_be_given(said):
     status, lines = said(EXAMPLES["mooncake"], options=["--format", "superset"])
-    assert (status, lines[0]) == (0, "format: as given by --format")
+    assert (status, lines[0]) == (0, "format: superset, as given by --format")
