@@ -18,7 +18,7 @@ DIRECTIONS = {
     " | telemetry | net | protocol | config | core",
     "proxy.core": "routing | placement, sharing | known | admission, fleet | accounts"
     " | kvcache, connectors | latency, thermal | types",
-    "replayer": "demo, virtual | replay, simulator"
+    "replayer": "replay.__main__, demo, virtual | survey | replay, simulator"
     " | engine, loads, trace, answers, arguments, terminal",
     "analysis": "cli | regret, elastic, plan | check, league, report, thermal"
     " | rivals, runs | bench | measures",

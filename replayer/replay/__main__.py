@@ -1,4 +1,8 @@
-"""The entry of the command `replay`: it reports missing packages before it sends."""
+"""The entry of the command `replay`: it reports missing packages before it sends.
+
+A first word of `COMMANDS` names a command about a trace's file. A trace of such a name is given
+with its folder, as in `./validate`.
+"""
 
 import sys
 
@@ -12,6 +16,11 @@ def main() -> int:
     if missing := missing_for_reports():
         print(f"replay: {missing}", file=sys.stderr)
         return EXIT_NOT_INSTALLED
+    from replayer.survey.cli import COMMANDS
+    from replayer.survey.cli import main as survey
+
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        return survey(sys.argv[1:])
     from replayer.replay.cli import main as replay
 
     return replay()

@@ -39,6 +39,11 @@ class IdealCache:
         """Start with nothing in it."""
         self._seen: set[int] = set()
 
+    @property
+    def blocks(self) -> int:
+        """Count the blocks in it."""
+        return len(self._seen)
+
     def add(self, request: TraceRequest) -> float:
         """Put a request's blocks into the cache; returns the share of its prompt that was there."""
         found = self.share(request)

@@ -10,8 +10,9 @@ times), BurstGPT's (seconds), and Vidur's pairs of lengths (no times). Bailian's
 too.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from replayer.trace.rows import (
     Row,
     Runs,
     TraceError,
+    ends_reading,
     head_of,
     read_meta,
     read_sidecar,
@@ -56,7 +58,32 @@ SUPERSET_FIELDS = frozenset(
 )
 LITERAL_FIELDS = ("messages", "prompt", "text_input", "payload")
 PROMPT_FIELDS = frozenset({"input_length", "input_tokens", *LITERAL_FIELDS})
+OUTPUT_FIELDS = (
+    *("output_length", "output_tokens"),
+    *("GeneratedTokens", "num_decode_tokens", "Response tokens"),
+)
 BAILIAN_BLOCK_TOKENS = 16
+
+
+class TooMuchError(TraceError):
+    """A file that would not fit into memory; no more of it is read."""
+
+
+class Watch:
+    """Who is told what a file has while it is read. This one lets a bad row end the reading."""
+
+    def detected(self, name: str, line: int, fields: Collection[str]) -> None:
+        """Note the format, and by which fields of which line it is known."""
+
+    def refused(self, error: TraceError) -> None:
+        """Note a row that cannot be replayed; unless this raises, the next one is read."""
+        ends_reading(error)
+
+    def changed(self, line: int, what: str) -> None:
+        """Note that a row is not replayed as it is written."""
+
+
+STRICT = Watch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +119,13 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A row format: `claims` recognises it from a first row, `read` reads a row.
+    """A row format: `claims` names the fields that tell it in a first row, `read` reads a row.
 
     `is_dated`: its times are of the calendar; those of a trace count from its first row.
     `has_all_parents`: a file has every request that one of it waits for.
     """
 
-    claims: Callable[[Mapping[str, Any]], bool]
+    claims: Callable[[Mapping[str, Any]], Collection[str]]
     read: Callable[[Row, Meta], TraceRequest]
     is_dated: bool = False
     has_all_parents: bool = True
@@ -226,22 +253,24 @@ def _read_superset(row: Row, meta: Meta) -> TraceRequest:
     )
 
 
-def _is_superset(first: Mapping[str, Any]) -> bool:
-    if "chat_id" in first:
-        return False
-    return bool(SUPERSET_FIELDS & first.keys() and PROMPT_FIELDS & first.keys())
+def _superset_fields(first: Mapping[str, Any]) -> Collection[str]:
+    if "chat_id" in first or not PROMPT_FIELDS & first.keys():
+        return ()
+    return [name for name in first if name in SUPERSET_FIELDS]
+
+
+def _fields(*names: str, without: str = "") -> Callable[[Mapping[str, Any]], Collection[str]]:
+    """Claim a first row that has all of some fields, and not another."""
+    return lambda first: names if first.keys() >= set(names) and without not in first else ()
 
 
 LOADERS: dict[str, Loader] = {
-    "superset": Loader(_is_superset, _read_superset),
-    "mooncake": Loader(
-        lambda first: {"timestamp", "input_length"} <= first.keys() and "chat_id" not in first,
-        _read_mooncake,
-    ),
-    "azure": Loader(lambda first: "ContextTokens" in first, _read_azure, is_dated=True),
-    "vidur": Loader(lambda first: "num_prefill_tokens" in first, _read_vidur),
-    "burstgpt": Loader(lambda first: "Request tokens" in first, _read_burstgpt),
-    "bailian": Loader(lambda first: "chat_id" in first, _read_bailian, has_all_parents=False),
+    "superset": Loader(_superset_fields, _read_superset),
+    "mooncake": Loader(_fields("timestamp", "input_length", without="chat_id"), _read_mooncake),
+    "azure": Loader(_fields("ContextTokens"), _read_azure, is_dated=True),
+    "vidur": Loader(_fields("num_prefill_tokens"), _read_vidur),
+    "burstgpt": Loader(_fields("Request tokens"), _read_burstgpt),
+    "bailian": Loader(_fields("chat_id"), _read_bailian, has_all_parents=False),
 }
 
 
@@ -341,20 +370,20 @@ class _Checks:
         self.blocks += sum(count for start, count in request.runs if start < PRIVATE_ID) - shared
         where = f"{self.file}:{request.line}"
         if self.rows > MOST_ROWS:
-            raise TraceError(f"{where}: more than {MOST_ROWS} rows: cut the file")
+            raise TooMuchError(f"{where}: more than {MOST_ROWS} rows: cut the file")
         if self.blocks > MOST_BLOCKS:
-            raise TraceError(f"{where}: more than {MOST_BLOCKS} different blocks: cut the file")
+            raise TooMuchError(f"{where}: more than {MOST_BLOCKS} different blocks: cut the file")
 
-    def finish(self) -> None:
+    def finish(self) -> Iterator[TraceError]:
         """Check the whole file: unknown references, and deltas."""
         for other, line in self.awaited.items():
             if other not in self.ids:
-                raise TraceError(
+                yield TraceError(
                     f"{self.file}:{line}: wait_for: must name requests of this file, "
                     f"not {short(other)!r}"
                 )
         if not self.meta.cumulative and self.unshared > DELTA_RATIO * self.later_turns:
-            raise TraceError(
+            yield TraceError(
                 f"{self.file}: rows must be cumulative (whole prompts), but {self.unshared} of "
                 f"{self.later_turns} later turns share no block with the turn before: they look "
                 'like deltas (say {"trace":{"cumulative":true}} in the first line if they are not)'
@@ -374,58 +403,104 @@ def _completed(request: TraceRequest, previous: TraceRequest | None, row: Row) -
     return replace(request, request_id=request_id, turn=turn, wait_for=wait_for)
 
 
-def read_trace(path: Path, loader_name: str | None = None) -> Iterator[TraceRequest]:
-    """Read a trace row by row, plain or gzipped; raises TraceError at the first bad row.
+@dataclass(slots=True)
+class _Reader:
+    """Reads the rows of one file: `loader` reads each alone, `checks` beside the others."""
 
-    `loader_name` None: the first row decides on the format.
-    """
-    meta = read_sidecar(path)
-    loader = LOADERS[loader_name] if loader_name else None
-    checks: _Checks | None = None
+    loader: Loader
+    meta: Meta
+    checks: _Checks
+    watch: Watch
+    is_detected: bool
     start_s: float | None = None
-    for row in _known_rows(path):
-        if checks is None:
-            if "trace" in row.fields and "output_length" not in row.fields:
-                meta = read_meta(row, row.fields["trace"])
-                checks = _Checks(str(path), meta)
-                continue
-            checks = _Checks(str(path), meta)
-        loader = loader or _detect(row)
-        odd = loader is LOADERS["mooncake"] and SUPERSET_FIELDS & row.fields.keys()
-        if odd and loader_name is None:
+
+    def request(self, row: Row) -> TraceRequest:
+        """Read one row; raises TraceError."""
+        odd = self.loader is LOADERS["mooncake"] and SUPERSET_FIELDS & row.fields.keys()
+        if odd and self.is_detected:
             raise TraceError(
                 f"{row.file}:{row.line}: {min(odd)}: the first row has no such field, so the "
                 "format was taken for mooncake: give --format superset"
             )
-        request = loader.read(row, meta)
-        if loader.is_dated and request.arrival_s is not None:
-            start_s = request.arrival_s if start_s is None else start_s
-            request = replace(request, arrival_s=max(0.0, request.arrival_s - start_s))
-        if not loader.has_all_parents:
-            known = tuple(one for one in request.wait_for if one in checks.ids)
-            request = replace(request, wait_for=known)
-        yield checks.add(request, row)
-    if checks is None or loader is None:
+        request = self.loader.read(row, self.meta)
+        if self.loader.is_dated and request.arrival_s is not None:
+            request = self._from_the_first(request, request.arrival_s)
+        if not self.loader.has_all_parents:
+            request = self._without_unknown(request)
+        request = self.checks.add(request, row)
+        output = row.name_of(*OUTPUT_FIELDS)
+        if output is not None and row.fields[output] == 0:
+            self.watch.changed(row.line, "an output of 0 tokens is sent for 1")
+        return request
+
+    def _from_the_first(self, request: TraceRequest, at_s: float) -> TraceRequest:
+        """Count a date from that of the first row."""
+        self.start_s = at_s if self.start_s is None else self.start_s
+        if at_s < self.start_s:
+            self.watch.changed(request.line, "a time before that of the first row counts as that")
+        return replace(request, arrival_s=max(0.0, at_s - self.start_s))
+
+    def _without_unknown(self, request: TraceRequest) -> TraceRequest:
+        """Leave out parents that the file lacks."""
+        known = tuple(one for one in request.wait_for if one in self.checks.ids)
+        if known != request.wait_for:
+            self.watch.changed(request.line, "a parent that no row before has is not waited for")
+        return replace(request, wait_for=known)
+
+
+def read_trace(
+    path: Path, loader_name: str | None = None, watch: Watch = STRICT
+) -> Iterator[TraceRequest]:
+    """Read a trace row by row, plain or gzipped; raises TraceError at the first bad row.
+
+    `loader_name` None: the first row decides on the format. A `watch` is told of it, and may let
+    bad rows pass.
+    """
+    meta = read_sidecar(path)
+    found = _known_rows(path, watch)
+    first = next(found, None)
+    if first is not None and "trace" in first.fields and "output_length" not in first.fields:
+        meta, first = read_meta(first, first.fields["trace"]), next(found, None)
+    if first is None:
         raise TraceError(f"{path}: no rows")
-    checks.finish()
+    loader = LOADERS[loader_name] if loader_name else _detect(first, watch)
+    reader = _Reader(loader, meta, _Checks(str(path), meta), watch, not loader_name)
+    for row in chain((first,), found):
+        try:
+            request = reader.request(row)
+        except TooMuchError:
+            raise
+        except TraceError as error:
+            watch.refused(error)
+        else:
+            yield request
+    for problem in reader.checks.finish():
+        watch.refused(problem)
 
 
-def _known_rows(path: Path) -> Iterator[Row]:
+def _known_rows(path: Path, watch: Watch) -> Iterator[Row]:
     """Yield a file's rows; where the first one is none, say what the file is instead of a trace."""
-    found = rows(path)
+    has_row = False
+
+    def told(error: TraceError) -> None:
+        (watch.refused if has_row else ends_reading)(error)
+
+    found = rows(path, told)
     try:
         first = next(found, None)
     except TraceError as error:
         kind = seen_in(head_of(path, HEAD_BYTES))
         raise TraceError(f"{error}{refused(kind)}" if kind else str(error)) from None
     if first is not None:
+        has_row = True
         yield first
         yield from found
 
 
-def _detect(row: Row) -> Loader:
-    for loader in LOADERS.values():
-        if loader.claims(row.fields):
+def _detect(row: Row, watch: Watch) -> Loader:
+    for name, loader in LOADERS.items():
+        if fields := loader.claims(row.fields):
+            watch.detected(name, row.line, fields)
             return loader
     kind = seen_in(orjson.dumps(row.fields)[:HEAD_BYTES]) or fields_of(row.fields)
     raise TraceError(

@@ -10,7 +10,7 @@ import csv
 import gzip
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -199,8 +199,16 @@ class Meta:
     cumulative: bool | None = None
 
 
-def rows(path: Path) -> Iterator[Row]:
-    """Read a file of one JSON object per line, or of a CSV table; raises TraceError."""
+def ends_reading(error: TraceError) -> None:
+    """Raise what is wrong with a line, so that no other line is read."""
+    raise error
+
+
+def rows(path: Path, refused: Callable[[TraceError], None] = ends_reading) -> Iterator[Row]:
+    """Read a file of one JSON object per line, or of a CSV table; raises TraceError.
+
+    `refused` is told of a line that cannot be read, and may let the reading go on.
+    """
     table: _Table | None = None
     is_first, empty = True, 0
     for number, raw in enumerate(_lines(path), start=1):
@@ -214,7 +222,12 @@ def rows(path: Path) -> Iterator[Row]:
             table, is_first = _Table.of(line), False
             if table is not None:
                 continue
-        yield Row(str(path), number, _fields(line, f"{path}:{number}", table))
+        try:
+            fields = _fields(line, f"{path}:{number}", table)
+        except TraceError as error:
+            refused(error)
+            continue
+        yield Row(str(path), number, fields)
 
 
 def head_of(path: Path, most: int) -> bytes:

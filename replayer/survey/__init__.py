@@ -1,0 +1,1 @@
+"""Commands of `replay` about a trace's file: they read it and send nothing."""
