@@ -14,14 +14,15 @@ The way is what a request takes until the engine may begin with it (network, HTT
 and a first token until it is here. It passes while the prompts before are computed, so it only
 shows where they are not.
 
-A prefill also takes one step per chunk of the step's token budget: the engine reads its weights for
+A prefill also takes one step per chunk of the step's token budget: an engine reads its weights for
 one token as for a thousand. Beside running streams these steps are theirs, and it takes half a step
-more if no prefill is before it, since it waits for the running step. Each line learns what the others leave unexplained of a measured time, with
-less weight the more they explain. Prompts computed in one step are learned as one, and all of them
-once their answers have told how much of them was cached (`Measured`). Each line keeps its recent
-ratios of measured to predicted time. An instance keeps them for queue and computation together.
-Their quantiles bound when a leg is late (`*_bound_s`). `busy_until_s` is when an instance will have
-computed all prefills reserved on it. Every prefill that ends corrects it.
+more if no prefill is before it, since it waits for the running step. Each line learns what the
+others leave unexplained of a measured time, with less weight the more they explain. Prompts
+computed in one step are learned as one, and all of them once their answers have told how much of
+them was cached (`Measured`). Each line keeps its recent ratios of measured to predicted time. An
+instance keeps them for queue and computation together. Their quantiles bound when a leg is late
+(`*_bound_s`). `busy_until_s` is when an instance will have computed all prefills reserved on it.
+Every prefill that ends corrects it.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ Numbers = list[float]
 class Pace:
     """One instance's times at a moment. It is never changed.
 
-    `budget`: tokens of a step. `prefill`, `step`: lines. The first one is what a prompt's tokens add
-    to the steps that compute them, the second one what a step takes without them.
-    `is_pending`: whether prefills are reserved, until `busy_until_s`. `recent`, `recent_s`: number
-    and seconds of prefills at `recent_at_s`, which fade over RECENT_S.
+    `budget`: tokens of a step. `prefill`, `step`: lines, of what a prompt's tokens add to the steps
+    that compute them, and of what a step takes without them. `is_pending`: whether prefills are
+    reserved, until `busy_until_s`. `recent`, `recent_s`: number and seconds of prefills at
+    `recent_at_s`, which fade over RECENT_S.
     """
 
     __slots__ = (
