@@ -298,7 +298,8 @@ class Conversations:
 
     def _note_prompt(self, stay: Stay, facts: RequestFacts, now_s: float) -> None:
         """Remember a prompt by the hashes of its possible next turn."""
-        stay.evidence = [shown for shown in (*facts.ends[-1:], *facts.tails[-1:]) if shown]
+        shows = (*facts.ends[-1:], *facts.tails[-1:])
+        stay.evidence = tuple([shown for shown in shows if shown])
         for shown in stay.evidence:
             self.begun.add(facts.tenant, shown, stay, now_s)
 
@@ -317,9 +318,10 @@ class Conversations:
             taken.turn = main.turn
         form = main.form
         if form is not None and taken.key not in form.beside:
-            form.beside.append(taken.key)
+            form.beside = (*form.beside, taken.key)
             if len(form.beside) > MOST_BESIDE:
-                self._sessions.forget(form.beside.pop(0), now_s)
+                self._sessions.forget(form.beside[0], now_s)
+                form.beside = form.beside[1:]
 
     def _note_form(self, stay: Stay, facts: RequestFacts) -> None:
         block, end = _beginning(facts)
@@ -346,7 +348,7 @@ class Conversations:
     def end_session(self, name: str) -> bool:
         """Forget a session and all beside it; returns whether it had a home."""
         stay = self._sessions.stay(name)
-        beside = stay.form.beside if stay is not None and stay.form is not None else []
+        beside = stay.form.beside if stay is not None and stay.form is not None else ()
         for key in beside:
             self._sessions.end_session(key)
         return self._sessions.end_session(name)

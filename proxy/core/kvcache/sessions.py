@@ -117,7 +117,7 @@ class Form:
         self.block, self.end, self.size = block, end, size
         self.is_kept = False
         self.others, self.other_size = 0, 0.0
-        self.beside: list[str] = []
+        self.beside: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, looks: Looks) -> Form:
@@ -197,7 +197,7 @@ class Stay:
     """The table has forgotten it."""
     key: str
     """Its name in the table. Empty while it is unknown whether it is one request or a session."""
-    evidence: list[int]
+    evidence: tuple[int, ...]
     """Hashes of its possible next turn, if it has no name."""
     form: Form | None
     """Form of its prompts."""
@@ -211,7 +211,7 @@ class Stay:
         self.is_unserved = True
         self.was_served = self.is_dropped = False
         self.key = key
-        self.evidence = []
+        self.evidence = ()
         self.form = None
         self.past = None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -275,6 +276,21 @@ async def test_a_dead_process_is_replaced_unseen(tmp_path: Path) -> None:
         os.kill(first, signal.SIGKILL)
         assert (await proxy.post(large("b"))).status == 200
         assert workers(proxy) != [first]
+
+
+@pytest.mark.long
+async def test_the_process_gives_back_what_a_body_took(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": f"{i}" + "x" * 20_000} for i in range(200)]
+    raw = orjson.dumps({"model": "m", "messages": messages})
+    task = Task(PATHS[0], raw, is_object=True, salt=None)
+    async with proxied(tmp_path, 1) as (proxy, _):
+        assert (await proxy.post(large())).status == 200
+        process = psutil.Process(workers(proxy)[0])
+        before = process.memory_info().rss
+        bodies = proxy.server._large_bodies
+        for _ in range(3):
+            assert isinstance(await bodies.examine(task, "somebody"), Examined)  # type: ignore[union-attr]
+        await until(lambda: process.memory_info().rss < before + (4 << 20))
 
 
 @pytest.mark.long
