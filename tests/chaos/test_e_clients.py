@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gzip
 import itertools
 import socket
 import struct
@@ -613,6 +614,62 @@ async def test_f152_large_bodies_without_an_answer(rig: Floor, tmp_path: Path) -
         assert most <= (64 << 20) + 3 * BESIDE // 4, f"{most >> 20} MiB beside them"
         assert {got.status for got in refused} == {503}
         assert len(refused) >= LATE_COUNT - (64 << 20) // UNANSWERED
+    rig.checked += 1
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+MANY_PARTS = {
+    "members": BODY[:-1] + b',"data_parallel_rank":0' + b',"k":0' * 490 + b"}",
+    "media": orjson.dumps(chat("x") | {"messages": [{"role": "user", "content": [IMAGE] * 1024}]}),
+}
+
+
+@pytest.mark.parametrize("parts", MANY_PARTS)
+@pytest.mark.parametrize("begun", [b"", HALF], ids=["waits", "streams"])
+async def test_f185_bodies_of_many_parts_while_they_are_answered(
+    rig: Floor, tmp_path: Path, parts: str, begun: bytes
+) -> None:
+    """Of a body of 24 KB 470 KiB were kept until its answer, of another 215 KiB for its stream."""
+    count, most_each = 200, 100 * KIB
+    async with RawEngine(stalls(begun)) as engine, command(tmp_path, [engine.address]) as proxy:
+        await proxy.up(1)
+        before, most = proxy.rss_bytes, 0
+        sent = [await connect(proxy.url) for _ in range(count)]
+        try:
+            for connection in sent:
+                connection.send(request(MANY_PARTS[parts], {}))
+            await until(lambda: len(engine.posts) == count, "all are asked")
+            for _ in range(5):
+                await asyncio.sleep(0.1)
+                most = max(most, proxy.rss_bytes - before)
+        finally:
+            for connection in sent:
+                connection.writer.transport.abort()
+        assert most <= count * most_each, f"{most // count // KIB} KiB beside each"
+    rig.checked += 1
+
+
+PACKED = gzip.compress(orjson.dumps(chat(words(1_000_000))))
+
+
+async def test_f186_small_bodies_that_unpack_to_much(rig: Floor, tmp_path: Path) -> None:
+    """They wait for a thread, packed; those that were begun took 1 MB and more each."""
+    async with (
+        RawEngine(GOOD) as engine,
+        command(tmp_path, [engine.address], *TWO_TENANTS) as proxy,
+    ):
+        await until(lambda: is_served(proxy.url), "it serves")
+        before, most = proxy.rss_bytes, 0
+        body = request(PACKED, {"Authorization": f"Bearer {HOG}", "Content-Encoding": "gzip"})
+        hogs = [asyncio.create_task(exchange(proxy.url, body)) for _ in range(400)]
+        while not all(task.done() for task in hogs):
+            assert is_fine(await exchange(proxy.url, of(FEW, BODY)))
+            most = max(most, proxy.rss_bytes - before)
+            await asyncio.sleep(0.05)
+        answers = [await task for task in hogs]
+        assert {got.status for got in answers} <= {200, 503}
+        assert all(got.status == 503 or is_fine(got) for got in answers)
+        assert most <= 2 * BESIDE, f"{most >> 20} MiB beside them"
     rig.checked += 1
 
 

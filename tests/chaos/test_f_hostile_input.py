@@ -735,7 +735,7 @@ LONG_TO_WORK_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "arguments that steer": (
         "",
-        {"vllm_xargs": {f"{name}{at}": 1 for at in range(2000) for name in ("do_remote_", "x")}},
+        {"vllm_xargs": {f"{name}{at}": 1 for at in range(250) for name in ("do_remote_", "x")}},
     ),
 }
 
