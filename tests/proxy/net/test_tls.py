@@ -275,6 +275,10 @@ async def test_clients_may_have_to_show_a_certificate(tmp_path: Path, certs: Cer
                 connector = aiohttp.TCPConnector(ssl=context)
                 async with aiohttp.ClientSession(proxy.server.url, connector=connector) as mine:
                     assert await refused(mine.get("/live")) == is_refused
+            known.maximum_version = ssl.TLSVersion.TLSv1_2
+            connector = aiohttp.TCPConnector(ssl=known)
+            async with aiohttp.ClientSession(proxy.server.url, connector=connector) as mine:
+                assert await refused(mine.get("/live")), "its session would be kept with its chain"
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
