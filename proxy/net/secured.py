@@ -3,18 +3,28 @@
 The event loop's own TLS reads 256 KiB and decrypts it in one turn, whatever is in it, and keeps a
 buffer of that size for each connection. Here all connections read into one buffer. A turn takes
 some records of it, and a connection with too many for their content is ended.
+
+A certificate is read before it is verified, and its key may be of a curve of its own: OpenSSL takes
+0.2 s for each of them. Where the other side may show some, its handshake goes on in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
+from proxy.core.admission.turns import Turns
+from proxy.net.addresses import party
 from proxy.net.tls_records import SmallRecordsError, TlsRecords
 
 READ_BYTES = 49152
@@ -29,40 +39,111 @@ TURN_HANDSHAKES = 2
 """Most connections whose handshake goes on in a turn. A step takes 0.6 ms on P-256, 2 ms with a key
 of RSA 2048, and any number of clients may say hello at once."""
 TURN_HANDSHAKES_S = 0.003
-"""After so long it is one. A chain of 16 KiB takes 11 ms, where clients have certificates."""
+"""After so long it is one."""
+THREADS = 4
+"""Handshakes with certificates that go on at a time, one of each address: a chain of 16 KiB takes
+11 ms, or 8 s if it is made for that."""
+NICER = 10
+"""Niceness of their threads, so that the event loop has its processor first."""
 HANDSHAKE_BYTES = 16384
 """Most bytes of the other side's handshake. OpenSSL takes a millisecond for each 1,000 bytes of a
 chain of unknown certificates, and would take 100 KiB."""
+MOST_CERTIFICATES = 10
+"""Of the other side. OpenSSL keeps them as long as the connection: 4 to 5 KiB for each, however
+short it is, and 60 fit into a handshake. A chain to a root has 2 to 4."""
 _NOTHING = memoryview(b"")
 _reads = memoryview(bytearray(READ_BYTES))
 
 
 class Shaking:
-    """The handshakes of many connections: a few go on in each turn, in the order of their asking.
+    """The handshakes of many connections: a few go on in each turn, and a few beside the loop.
 
-    A connection reads nothing while it waits, so it waits here once at most.
+    Addresses take turns. A connection reads nothing while it waits, so it waits here once at most.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: Turns[Callable[[], None]] = Turns()
         self._is_due = False
+        self._threads: ThreadPoolExecutor | None = None
+        self._free = THREADS
+        self._ready: deque[Secured] = deque()
+        """Those that wait for a thread, one of each address."""
+        self._behind: dict[str, deque[Secured]] = {}
+        """By address of one that is ready or in a thread: those that wait for it."""
 
-    def ask(self, go_on: Callable[[], None]) -> None:
+    def ask(self, owner: str, go_on: Callable[[], None]) -> None:
         """Have this called in a turn to come."""
-        self._waiting.append(go_on)
+        self._waiting.add(owner, go_on)
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
         end_s = time.monotonic() + TURN_HANDSHAKES_S
-        for _ in range(min(TURN_HANDSHAKES, len(self._waiting))):
-            self._waiting.popleft()()
+        for _ in range(TURN_HANDSHAKES):
+            if not self._waiting:
+                break
+            self._waiting.next()()
             if time.monotonic() >= end_s:
                 break
         self._is_due = bool(self._waiting)
         if self._is_due:
             asyncio.get_running_loop().call_soon(self._turn)
+
+    def go_beside(self, one: Secured) -> None:
+        """Have its `step` done in a thread, and `stepped` called with the result."""
+        behind = self._behind.get(one.owner)
+        if behind is None:
+            self._behind[one.owner] = deque()
+            self._ready.append(one)
+            self._begin()
+        else:
+            behind.append(one)
+
+    def _begin(self) -> None:
+        while self._free and self._ready:
+            one = self._ready.popleft()
+            if one.is_closing():
+                self._next(one.owner)
+                continue
+            self._free -= 1
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(THREADS, "tls", _be_nicer)
+            loop = asyncio.get_running_loop()
+            self._threads.submit(one.step).add_done_callback(partial(self._tell, loop, one))
+
+    def _tell(
+        self, loop: asyncio.AbstractEventLoop, one: Secured, done: Future[ssl.SSLError | None]
+    ) -> None:
+        """Pass a result on from its thread; with the loop its connection has ended."""
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._ended, one, done.result())
+
+    def _ended(self, one: Secured, error: ssl.SSLError | None) -> None:
+        self._free += 1
+        self._next(one.owner)
+        self._begin()
+        one.stepped(error)
+
+    def _next(self, owner: str) -> None:
+        """The next one of this address is ready, behind those of others."""
+        behind = self._behind[owner]
+        if behind:
+            self._ready.append(behind.popleft())
+        else:
+            del self._behind[owner]
+
+
+def _number_of_certificates(tls: ssl.SSLObject) -> int:
+    """How many the other side has shown, whether they belong together or not."""
+    # Before Python 3.13 it has the method under the same name, but one object deeper.
+    known: Any = tls if sys.version_info >= (3, 13) else getattr(tls, "_sslobj")  # noqa: B009
+    return len(known.get_unverified_chain() or ())
+
+
+def _be_nicer() -> None:
+    with suppress(OSError):  # a kernel may know no priority of a thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICER)
 
 
 class Secured(asyncio.BufferedProtocol):
@@ -77,12 +158,14 @@ class Secured(asyncio.BufferedProtocol):
         "_error",
         "_held",
         "_incoming",
+        "_is_away",
         "_is_closing",
         "_is_due",
         "_is_full",
         "_is_made",
         "_is_paused",
         "_is_shaken",
+        "_is_shown",
         "_left",
         "_loop",
         "_outgoing",
@@ -92,6 +175,7 @@ class Secured(asyncio.BufferedProtocol):
         "_shaking",
         "_tls",
         "_wire",
+        "owner",
     )
 
     def __init__(
@@ -119,6 +203,12 @@ class Secured(asyncio.BufferedProtocol):
         self._error: OSError | None = None
         self._is_shaken = self._is_closing = self._is_paused = False
         self._is_due = self._is_made = self._is_full = False
+        self._is_shown = server_hostname is not None or secure.verify_mode != ssl.CERT_NONE
+        """Whether the other side may show certificates."""
+        self._is_away = False
+        """Whether the handshake goes on in a thread, which alone uses `_tls` then."""
+        self.owner = ""
+        """The other side's address, for its turns."""
         self._held = bytearray()
         self._left = HANDSHAKE_BYTES
         self._rest = _NOTHING
@@ -131,6 +221,8 @@ class Secured(asyncio.BufferedProtocol):
         # uvloop's is no subclass of asyncio.Transport
         self._wire = cast(asyncio.Transport, transport)
         self._is_made = True
+        address = transport.get_extra_info("peername")
+        self.owner = party(str(address[0])) if address else ""
         if self._is_closing:
             self._wire.abort()
         else:
@@ -180,13 +272,13 @@ class Secured(asyncio.BufferedProtocol):
     # Reading.
 
     def _go_on_soon(self) -> None:
-        if self._is_due or self._is_paused:
+        if self._is_due or self._is_paused or self._is_away:
             return
         self._is_due = True
         if self._is_shaken:
             self._loop.call_soon(self._go_on)
         else:
-            self._shaking.ask(self._go_on)
+            self._shaking.ask(self.owner, self._go_on)
 
     def _go_on(self) -> None:
         """Take what waits; when nothing does, read again."""
@@ -214,28 +306,46 @@ class Secured(asyncio.BufferedProtocol):
                     left = 0
             else:
                 self._left -= end - at
-                self._shake()
+                if self._is_shown and self._left >= 0:
+                    self._is_away = True
+                    self._shaking.go_beside(self)
+                else:
+                    self._shake()
             at = end
         return at
 
     def _shake(self) -> None:
         """Go on with the handshake."""
+        self._note(self.step())
+
+    def step(self) -> ssl.SSLError | None:
+        """Take a step of the handshake; why it is not over yet, or failed."""
+        if self._left < 0:
+            return ssl.SSLError("the handshake is too long")
         try:
-            if self._left < 0:
-                raise ssl.SSLError("the handshake is too long")
             self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._flush()
-            return
         except ssl.SSLError as error:
-            self._flush()
+            return error
+        if self._is_shown and _number_of_certificates(self._tls) > MOST_CERTIFICATES:
+            return ssl.SSLError(f"over {MOST_CERTIFICATES} certificates were shown")
+        return None
+
+    def stepped(self, error: ssl.SSLError | None) -> None:
+        """A step in a thread has ended."""
+        self._is_away = False
+        if not self._is_closing:
+            self._note(error)
+            self._go_on_soon()
+
+    def _note(self, error: ssl.SSLError | None) -> None:
+        self._flush()
+        if error is None:
+            self._is_shaken = True
+            self._end_handshake(None)
+        elif not isinstance(error, ssl.SSLWantReadError):
             self._is_closing = True
             self._wire.close()
             self._end_handshake(error)
-            return
-        self._is_shaken = True
-        self._flush()
-        self._end_handshake(None)
 
     def _end_handshake(self, error: OSError | None) -> None:
         """Tell of the handshake's end, once; if it is done, there is a protocol from now on."""
@@ -384,6 +494,9 @@ class Secured(asyncio.BufferedProtocol):
         """Say goodbye, and close when all is sent."""
         if self._is_closing:
             return
+        if self._is_away:
+            self.abort()
+            return
         self._is_closing = True
         with suppress(ssl.SSLError):  # the other side has not said goodbye
             self._tls.unwrap()
@@ -414,7 +527,7 @@ class Secured(asyncio.BufferedProtocol):
 
     def is_reading(self) -> bool:
         """Whether what comes is passed on."""
-        return not (self._is_paused or self._is_closing)
+        return not (self._is_paused or self._is_closing or self._is_away)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Pass everything to another protocol from now on."""

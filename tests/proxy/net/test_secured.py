@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from typing import Any, cast
 
 import pytest
 
 from proxy.net import secured
 from proxy.net.secured import (
+    MOST_CERTIFICATES,
     READ_BYTES,
     SLICE_BYTES,
     TURN_HANDSHAKES,
@@ -18,6 +20,7 @@ from proxy.net.secured import (
     Shaking,
 )
 from tests.support.certificates import Certificates
+from tests.support.harness import until
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +31,13 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 class Wire:
     """A plain transport that keeps what is written."""
 
-    def __init__(self) -> None:
-        self.sent = b""
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self.sent, self.address = b"", address
         self.is_reading, self.is_closed, self.is_aborted = True, False, False
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        assert name == "peername"
+        return self.address, 1
 
     def write(self, data: bytes) -> None:
         self.sent += data
@@ -82,17 +89,24 @@ class Behind(asyncio.Protocol):
 class Pair:
     """A connection under test as a server, and a client in memory."""
 
-    def __init__(self, certs: Certificates, shaking: Shaking | None = None) -> None:
-        self.wire, self.behind = Wire(), Behind()
+    def __init__(
+        self,
+        certs: Certificates,
+        shaking: Shaking | None = None,
+        address: str = "127.0.0.1",
+        server: ssl.SSLContext | None = None,
+        client: ssl.SSLContext | None = None,
+    ) -> None:
+        self.wire, self.behind = Wire(address), Behind()
         self.shaken: list[OSError | None] = []
         self.under_test = Secured(
-            certs.server("x"),
+            server or certs.server("x"),
             lambda: self.behind,
             lambda _, error: self.shaken.append(error),
             shaking or Shaking(),
         )
         self._to, self._from = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.client = certs.client().wrap_bio(self._to, self._from, server_hostname="x")
+        self.client = (client or certs.client()).wrap_bio(self._to, self._from, server_hostname="x")
         self.under_test.connection_made(cast(asyncio.Transport, self.wire))
 
     def hello(self) -> None:
@@ -101,12 +115,16 @@ class Pair:
             self.client.do_handshake()
         self.pass_on(self._from.read())
 
-    async def shake(self) -> Pair:
-        self.hello()
-        await turns(1)
+    def go_on(self) -> None:
+        """The client hears the answer, and has its last word."""
         self._to.write(self.wire.take())
         self.client.do_handshake()
         self.pass_on(self._from.read())
+
+    async def shake(self) -> Pair:
+        self.hello()
+        await turns(1)
+        self.go_on()
         await turns(1)
         self._to.write(self.wire.take())
         assert self.shaken == [None]
@@ -294,6 +312,64 @@ async def test_of_many_hellos_a_few_are_answered_in_a_turn(
     assert all(pair.wire.is_reading for pair in pairs[1:])
 
 
+class Held(ssl.SSLObject):
+    """TLS for which it takes long to work out in a thread what the other side has sent."""
+
+    may_go_on = threading.Event()
+    began = 0
+
+    def do_handshake(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            Held.began += 1
+            assert Held.may_go_on.wait(30.0)
+        super().do_handshake()
+
+
+async def test_where_certificates_may_come_the_loop_goes_on(certs: Certificates) -> None:
+    """One of each address is in a thread at a time: nobody has all of them."""
+    server, shaking = certs.server("x", wants=certs.ca), Shaking()
+    server.sslobject_class = Held
+    shown = certs.client(certs.leaf("client", "someone"))
+    addresses = "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.1"
+    try:
+        pairs = [Pair(certs, shaking, address, server, shown) for address in addresses]
+        for pair in pairs:
+            pair.hello()
+        await until(lambda: Held.began == 2, "one of each address")
+        await turns(3)
+        assert Held.began == 2
+        gone, left = pairs[0], pairs[4]
+        gone.under_test.close()
+        left.under_test.abort()
+        assert (gone.wire.is_aborted, gone.wire.sent) == (True, b""), "no word by two threads"
+    finally:
+        Held.may_go_on.set()
+    for pair in pairs[1:4]:
+        await until(lambda pair=pair: pair.wire.sent, "it answers")  # type: ignore[misc]
+        pair.go_on()
+        await until(lambda pair=pair: pair.wire.is_reading, "it is over")  # type: ignore[misc]
+        assert pair.shaken == [None]
+        pair.pass_on(pair.records(b"hi"))
+        assert pair.behind.pieces == [b"hi"]
+    assert gone.shaken == left.shaken == []
+
+
+@pytest.mark.parametrize("count", [MOST_CERTIFICATES, MOST_CERTIFICATES + 1])
+async def test_many_certificates_are_refused(certs: Certificates, count: int) -> None:
+    """They would be kept for as long as the connection."""
+    cert, key = certs.leaf("many", "someone")
+    cert.write_bytes(cert.read_bytes() + certs.ca.read_bytes() * (count - 1))
+    server = certs.server("x", wants=certs.ca)
+    pair = Pair(certs, server=server, client=certs.client((cert, key)))
+    pair.hello()
+    await until(lambda: pair.wire.sent, "it answers")
+    pair.go_on()
+    await until(lambda: pair.shaken, "it is over")
+    said = [None] if count <= MOST_CERTIFICATES else ["over 10 certificates were shown"]
+    assert [error and error.args[0] for error in pair.shaken] == said
+    assert pair.wire.is_closed == (count > MOST_CERTIFICATES)
+
+
 class Paced(Behind):
     """The same, which keeps whether it was told to write."""
 
@@ -312,7 +388,10 @@ async def test_what_is_written_within_half_a_ticket_is_sent_behind_it(certs: Cer
     """A ticket has the client's certificate in it: a large one does not fit into one record."""
     wire, behind = Wire(), Paced()
     leaf = certs.leaf("large", *[f"client-{n}.example" for n in range(800)])
-    asks = Secured(certs.client(leaf), lambda: behind, lambda *_: None, Shaking(), "x")
+    shaken: list[OSError | None] = []
+    asks = Secured(
+        certs.client(leaf), lambda: behind, lambda _, error: shaken.append(error), Shaking(), "x"
+    )
     to, out = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = certs.server("x", wants=certs.ca)
     context.num_tickets = 1
@@ -327,7 +406,7 @@ async def test_what_is_written_within_half_a_ticket_is_sent_behind_it(certs: Cer
     with pytest.raises(ssl.SSLWantReadError):
         engine.do_handshake()
     pass_on(out.read())
-    await turns(1)
+    await until(lambda: shaken and wire.is_reading, "it has seen the certificate")
     to.write(wire.take())
     engine.do_handshake()
     ticket = out.read()
