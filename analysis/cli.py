@@ -1,4 +1,4 @@
-"""The command `analyze`: reports of one run or two, league, elastic, thermal, plan, regret, check.
+"""The command `analyze`: reports of one run or two, and experiments in virtual time.
 
 Only the chosen command's module is imported: some of them load pandas, plotly or scipy, which takes
 longer than a small league.
@@ -20,8 +20,12 @@ COMMANDS = {
         "compare published routing rules on one trace, in virtual time",
     ),
     "overload": (
-        "analysis.league.overload",
+        "analysis.league.capacity.overload",
         "offer a fleet more than it can carry, in virtual time, with clients that come again",
+    ),
+    "slo": (
+        "analysis.league.capacity.slo",
+        "search for the highest load that keeps an SLO, in virtual time",
     ),
     "elastic": (
         "analysis.elastic.cli",

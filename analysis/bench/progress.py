@@ -16,11 +16,15 @@ EQUAL_RATIO = 0.005
 
 @dataclass(slots=True)
 class Steps:
-    """Counts the runs of one command; the time of those that are done tells that of the others."""
+    """Counts the runs of one command; the time of those that are done tells that of the others.
+
+    `of` is before their number: more than "of" where that is not certain.
+    """
 
     name: str
     file: TextIO = field(default_factory=lambda: sys.stderr)
     clock_s: Callable[[], float] = time.monotonic
+    of: str = "of"
     _began_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -36,7 +40,7 @@ class Steps:
         """Say that one more run is finished."""
         passed_s = self.clock_s() - self._began_s
         left = duration(passed_s / done * (of - done))
-        self._line(f"{done} of {of} runs, {duration(passed_s)}, {left} left")
+        self._line(f"{done} {self.of} {of} runs, {duration(passed_s)}, {left} left")
 
     def _line(self, text: str) -> None:
         self.file.write(f"{self.name}: {text}\n")

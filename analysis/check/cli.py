@@ -14,6 +14,7 @@ from analysis.bench.runner import Experiment, Result
 from analysis.bench.tables import table as make_table
 from analysis.check.check import Check, Compared, check_run
 from analysis.check.fit import NAMES
+from replayer.terminal import Working
 
 KS_BOUND = 0.1
 """A simulator's figures are credible up to this KS distance, which is printed beside it."""
@@ -52,7 +53,8 @@ class CheckOptions:
 
 def _perform(options: CheckOptions, console: Console) -> Result:
     """Check and print; the status is 0 if TTFT is within the bound."""
-    result = check_run(options.run)
+    with Working("check", "fitting the engines' constants, then predicting the run"):
+        result = check_run(options.run)
     print_check(result, options.within, console)
     status = 0 if result.within(options.within) else 1
     return Result(result.document(options.within), status=status)

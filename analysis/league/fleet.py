@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from proxy.core.admission.queue import QueueLimits
+from replayer.arguments import positive
 from replayer.engine.costs import StepCost
 from replayer.engine.types import EngineOptions
 from replayer.virtual.requests import (
@@ -88,3 +90,11 @@ def slower(engine: EngineOptions, factor: float) -> EngineOptions:
     """Return the engine with every step `factor` times longer."""
     seconds = {name: value * factor for name, value in asdict(engine.step).items()}
     return replace(engine, step=StepCost(**seconds))
+
+
+def given_scale(text: str) -> Scale:
+    """Read RATE:KV, session starts per second at load 1.0 and KV tokens per engine."""
+    rate, _, kv_tokens = text.partition(":")
+    if not kv_tokens:
+        raise argparse.ArgumentTypeError(f"must be RATE:KV, not {text!r}")
+    return Scale("given", positive(kv_tokens), positive(rate), 0.0)

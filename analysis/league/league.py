@@ -30,15 +30,14 @@ from analysis.league.closed import (
     closed_source,
 )
 from analysis.league.figures import write_figures
-from analysis.league.fleet import EngineFleet, Scale
+from analysis.league.fleet import EngineFleet, Scale, given_scale
 from analysis.league.perturbations import PERTURBATIONS
-from analysis.league.profiles import PROFILES
+from analysis.league.profiles import PROFILES, left_out
 from analysis.league.scale import (
     REGIMES,
     USUAL_HORIZON_S,
     Bench,
     cell_doubt,
-    given_scale,
     scale_work_tokens,
 )
 from analysis.league.simulate import Task, run_task
@@ -211,7 +210,8 @@ class LeagueOptions:
 
 def _scale(source: Source, job: tuple[str, LeagueOptions]) -> Scale:
     regime, options = job
-    return REGIMES[regime](_bench(source, options))
+    # In a worker, which writes a line on stderr as this process does.
+    return REGIMES[regime](replace(_bench(source, options), say=Steps(f"league: {regime}").say))
 
 
 def _bench(source: Source, options: LeagueOptions) -> Bench:
@@ -369,14 +369,6 @@ def _perform(options: LeagueOptions, console: Console) -> Result:
 
     said = sentence(summary, options.policies)
     return Result(league.document(), (said,) if said else (), figures)
-
-
-def left_out(left: LeftOut) -> str:
-    """Say in one line what of the trace is no part of the load."""
-    return (
-        f"left out: {left.requests:,} requests of {left.sessions:,} sessions, as no engine serves "
-        f"a prompt of {left.shortest_tokens:,} tokens or more in time, or no KV holds it"
-    )
 
 
 LEAGUE = Experiment(

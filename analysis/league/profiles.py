@@ -22,7 +22,7 @@ from typing import Any
 from analysis.league.fleet import EngineFleet, engines
 from replayer.engine.costs import A100, MOCKER, IntakeCost
 from replayer.engine.types import EngineOptions
-from replayer.virtual.load import Source, load_source
+from replayer.virtual.load import LeftOut, Source, load_source
 from replayer.virtual.requests import WayNoise
 
 
@@ -127,3 +127,11 @@ PROFILES: dict[str, Profile] = {
         )
     ),
 }
+
+
+def left_out(left: LeftOut) -> str:
+    """Say in one line what of the trace is no part of the load."""
+    return (
+        f"left out: {left.requests:,} requests of {left.sessions:,} sessions, as no engine serves "
+        f"a prompt of {left.shortest_tokens:,} tokens or more in time, or no KV holds it"
+    )

@@ -17,18 +17,18 @@ baseline's against what a cell claims.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from analysis.league.capacity.setting import CapacityOptions, Setting
 from analysis.league.fleet import Scale
-from analysis.league.profiles import H100, Profile
+from analysis.league.profiles import H100, PROFILES, Profile, left_out
 from analysis.league.simulate import run_policy, work_done_ratio, working_set_tokens
 from analysis.rivals.registry import BASELINE
-from replayer.arguments import InputError, positive
+from replayer.arguments import InputError
 from replayer.virtual.arrivals import LoadRules, plan
 from replayer.virtual.load import Source
 from replayer.virtual.requests import VirtualRun
@@ -72,13 +72,14 @@ class ScaleError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A trace and a fleet whose saturation rate and KV are searched for."""
+    """A trace and a fleet whose saturation rate and KV are searched for, and who is told of it."""
 
     source: Source
     instances: int
     rules: LoadRules
     timeout_s: float
     profile: Profile = H100
+    say: Callable[[str], None] = lambda _what: None
 
     def run(self, rate: float, kv_tokens: float) -> tuple[VirtualRun, float]:
         """Run the baseline at a rate; also returns the share of the work done by the horizon."""
@@ -114,7 +115,11 @@ class Bench:
 
     def keeps_up(self, rate: float, kv_tokens: float) -> bool:
         """Whether the baseline keeps up at a rate."""
-        return self.run(rate, kv_tokens)[1] >= KEEP_UP_RATIO
+        _run, done_ratio = self.run(rate, kv_tokens)
+        self.say(
+            f"at {rate:.3g} session starts per second {BASELINE} does {done_ratio:.0%} of the work"
+        )
+        return done_ratio >= KEEP_UP_RATIO
 
     def saturation(self, kv_tokens: float, high: float, span: float) -> float:
         """Find the highest rate at which the baseline keeps up, from high / span on.
@@ -160,6 +165,29 @@ def fits(bench: Bench) -> Scale:
     return Scale("fits", kv_tokens, rate, wanted)
 
 
+def find_setting(options: CapacityOptions, tell: Callable[[str], None]) -> Setting:
+    """Read the trace and find the scale; `tell` is told what is done without rows."""
+    options.check()
+    source = options.load()
+    if source.left_out.requests:
+        tell(left_out(source.left_out))
+    profile = PROFILES[options.profile]
+    rules = LoadRules(1.0, options.horizon_s or 0.0, think_cap_s=options.think_cap_s)
+    bench = Bench(source, options.instances, rules, options.timeout_s, profile, tell)
+    if options.horizon_s is None:
+        rules = replace(rules, horizon_s=bench.usual_horizon_s())
+        bench = replace(bench, rules=rules)
+    scale = options.given
+    if scale is None:
+        tell(f"looking for the load that {options.instances} engines take")
+        scale = fits(bench)
+    tell(f"load 1.0 is {scale.rate:.3g} session starts per second; {rules.horizon_s:.3g} s each")
+    fleet = profile.fleet(
+        source, options.instances, scale.kv_tokens, options.timeout_s, rules.horizon_s
+    )
+    return Setting(source, scale, replace(rules, rate=scale.rate), fleet)
+
+
 def exceeds(bench: Bench) -> Scale:
     """Return the scale of a fleet whose KV the working set exceeds by 30 % at load 0.8.
 
@@ -193,14 +221,6 @@ def _exceeding_doubt(bench: Bench, kv_tokens: float, wanted: float) -> str:
 
 
 REGIMES: dict[str, Callable[[Bench], Scale]] = {"fits": fits, "exceeds": exceeds}
-
-
-def given_scale(text: str) -> Scale:
-    """Read RATE:KV, session starts per second at load 1.0 and KV tokens per engine."""
-    rate, _, kv_tokens = text.partition(":")
-    if not kv_tokens:
-        raise argparse.ArgumentTypeError(f"must be RATE:KV, not {text!r}")
-    return Scale("given", positive(kv_tokens), positive(rate), 0.0)
 
 
 def scale_work_tokens(source: Source, rules: LoadRules) -> int:

@@ -24,6 +24,7 @@ from analysis.bench.finished import goodput_ratio, of_virtual, summary, times
 from analysis.league.fleet import EngineFleet
 from analysis.rivals.registry import RIVALS, Rival
 from proxy.core.known.fleet_state import FleetState
+from proxy.core.latency.slo import Slo
 from proxy.core.placement.decision import Decide
 from proxy.core.routing.router import Router
 from proxy.core.thermal.readings import HeatLimits
@@ -52,8 +53,8 @@ class Task:
     fleet: EngineFleet
 
 
-def run_task(source: Source, task: Task) -> dict[str, Any]:
-    """Simulate a task and return its row."""
+def run_task(source: Source, task: Task, slo: Slo | None = None) -> dict[str, Any]:
+    """Simulate a task and return its row; `slo`: another one than the load's for goodput."""
     rules = task.rules
     planned = plan(source, rules) if isinstance(rules, LoadRules) else plan_slots(source, rules)
     run = run_policy(task.policy, planned, task.fleet, source.block_tokens)
@@ -63,7 +64,7 @@ def run_task(source: Source, task: Task) -> dict[str, Any]:
         "seed": rules.seed,
         "regime": task.regime,
         "perturb": task.perturb,
-        **figures(run, planned, rules, task.fleet.kv_tokens),
+        **figures(run, planned, rules, task.fleet.kv_tokens, slo),
     }
 
 
@@ -133,14 +134,18 @@ def setting(
 
 
 def figures(
-    run: VirtualRun, planned: Sequence[Planned], rules: LoadRules | SlotRules, kv_tokens: int
+    run: VirtualRun,
+    planned: Sequence[Planned],
+    rules: LoadRules | SlotRules,
+    kv_tokens: int,
+    slo: Slo | None = None,
 ) -> dict[str, Any]:
-    """Compute a row's figures; times in seconds."""
+    """Compute a row's figures; times in seconds. Goodput is by `slo`, or by that of the load."""
     is_open = isinstance(rules, LoadRules)
     horizon_s = rules.horizon_s if isinstance(rules, LoadRules) else run.makespan_s
     warm_s = WARM_UP_RATIO * horizon_s if is_open else 0.0
     rows = [row for row, one in zip(run.rows, planned, strict=True) if one.due_s >= warm_s]
-    judged = [of_virtual(row, rules.slo) for row in rows]
+    judged = [of_virtual(row, slo or rules.slo) for row in rows]
     prompt = sum(row.prompt_tokens for row in run.rows if row.ttft_s is not None)
     computed = sum(row.computed_tokens for row in run.rows if row.ttft_s is not None)
     by_arrival = sorted(run.rows, key=lambda row: row.arrival_s)

@@ -23,6 +23,7 @@ from analysis.plan.tables import print_plan, print_predictors
 from analysis.plan.traffic import load_of
 from replayer.arguments import InputError
 from replayer.loads.load import Load
+from replayer.terminal import Working
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def _bounded(load: Load, options: PlanOptions) -> Load:
 TEXT = "Fleets that scale in virtual time: fixed ones, a search that knows the load, planners."
 
 
-def judged_predictors(options: PlanOptions) -> list[Judged]:
+def judged_predictors(options: PlanOptions, working: Working) -> list[Judged]:
     """Judge predictors by the arrivals of every load, as far ahead as each start-up takes."""
     return [
         predictors.judge(load, predictor, options.interval_s, startup_s)
@@ -130,14 +131,15 @@ def judged_predictors(options: PlanOptions) -> list[Judged]:
         for seed in options.drawn
         for load in [load_of(name, seed, options.traces, options.thin)]
         for startup_s in options.startups_s
-        for predictor in options.judged
+        for predictor in working.over(options.judged, f"predictors on {name}", len(options.judged))
     ]
 
 
 def _perform(options: PlanOptions, console: Console) -> Result:
     options.check(tuple(PLANNERS))
     if options.judged:
-        found = judged_predictors(options)
+        with Working("plan", "predictors") as working:
+            found = judged_predictors(options, working)
         print_predictors(found, options.interval_s, console)
         return Result({"predictors": [asdict(one) for one in found]})
     runs = run_plan(options, Steps("plan"))

@@ -28,9 +28,9 @@ from rich.console import Console
 from analysis.bench.options import UNSET, flag, named
 from analysis.bench.progress import Steps
 from analysis.bench.runner import Experiment, Result, rows_of, workers
-from analysis.league.fleet import EngineFleet, Scale
+from analysis.league.fleet import EngineFleet, Scale, given_scale
 from analysis.league.profiles import PROFILES
-from analysis.league.scale import REGIMES, USUAL_HORIZON_S, Bench, given_scale
+from analysis.league.scale import REGIMES, USUAL_HORIZON_S, Bench
 from analysis.league.simulate import figures, make_rule, run_policy, setting
 from analysis.regret.branching import BranchingFleet, Terms, objective_s
 from analysis.regret.oracle import Mode, Probe
@@ -238,7 +238,8 @@ def compute_regret(
 
 def _scale(source: Source, job: tuple[str, RegretOptions]) -> Scale:
     regime, options = job
-    return REGIMES[regime](_bench(source, options))
+    # In a worker, which writes a line on stderr as this process does.
+    return REGIMES[regime](replace(_bench(source, options), say=Steps(f"regret: {regime}").say))
 
 
 def _bench(source: Source, options: RegretOptions) -> Bench:

@@ -11,6 +11,7 @@ from analysis.report.summary import summarise
 from analysis.report.tables import print_report
 from analysis.runs import read_run, rows_of_log
 from replayer.arguments import InputError
+from replayer.terminal import Working
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,11 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Print the tables, write the page."""
+    with Working("report", "reading rows") as working:
+        return _report(options, console, working)
+
+
+def _report(options: argparse.Namespace, console: Console, working: Working) -> int:
     read: Path = options.run
     if read.is_file():
         summary, rows = _log_alone(read)
@@ -38,6 +44,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         summary, rows = read_run(read, summarise)
         html = options.html or read / "report.html"
     print_report(summary, console)
+    working.at("drawing the page")
     try:
         write_html(html, summary, rows)
     except OSError as error:

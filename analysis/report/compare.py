@@ -21,6 +21,7 @@ from analysis.report.summary import summarise
 from analysis.report.tables import milliseconds, print_table, time_scale
 from analysis.runs import LoadedRun, load_run
 from replayer.arguments import InputError, names
+from replayer.terminal import Working
 
 RESAMPLES = 2000
 INTERVAL_PERCENT = 95
@@ -186,14 +187,16 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     Raises InputError where the runs are not a pair.
     """
-    a, b = load_run(options.a, summarise), load_run(options.b, summarise)
+    with Working("compare", "reading rows"):
+        a, b = load_run(options.a, summarise), load_run(options.b, summarise)
     found = confounders(a.summary, b.summary, (a.name, b.name))
     if unallowed := [kind for kind in found if kind not in options.allow]:
         said = "; ".join(one for kind in unallowed for one in found[kind])
         raise InputError(f"no pair: {said} (--allow {','.join(found)} compares all the same)")
     if options.require_identical and not has_same_text(a.summary, b.summary):
         raise InputError("--require-identical: each run had its own words; give replay --seed N")
-    result = compare(a, b)
+    with Working("compare", "pairing requests"):
+        result = compare(a, b)
     print_comparison(result, a, b, console)
     equal = result.comparable == len(a.requests) == len(b.requests) and not result.different
     return 1 if options.require_identical and not equal else 0

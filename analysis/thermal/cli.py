@@ -22,6 +22,7 @@ from analysis.thermal.tables import (
 from proxy.core.thermal.laws import LAWS
 from proxy.core.thermal.options import ThermalOptions, from_mapping
 from replayer.arguments import InputError, count, names, positive_count
+from replayer.terminal import Working
 
 TABLE_WIDTH = 140
 LEAST_SECONDS = 30
@@ -57,7 +58,8 @@ class ThermalRuns:
 def _perform(options: ThermalRuns, console: Console) -> Result:
     laws = _known(options.law, tuple(LAWS), "--law")
     run_plant = _harness if options.plant == "harness" else _scenarios
-    rows, written = run_plant(options, laws, console)
+    with Working("thermal", "plants in virtual time") as working:
+        rows, written = run_plant(options, laws, console, working)
     return Result(rows, figures=lambda: written)
 
 
@@ -66,7 +68,9 @@ declare, run = THERMAL.declare, THERMAL.run
 Rows = tuple[list[dict[str, Any]], list[str]]
 
 
-def _scenarios(options: ThermalRuns, laws: tuple[str, ...], console: Console) -> Rows:
+def _scenarios(
+    options: ThermalRuns, laws: tuple[str, ...], console: Console, working: Working
+) -> Rows:
     chosen = _known(options.scenario, tuple(SCENARIOS), "--scenario")
     thermal = _options(options.thermal, ThermalOptions())
     rows, written = [], []
@@ -75,7 +79,8 @@ def _scenarios(options: ThermalRuns, laws: tuple[str, ...], console: Console) ->
         lines: dict[str, tuple[Line, Line]] = {}
         for law in (None, *laws):
             held = None if law is None else replace(thermal, law=law)
-            for seed in range(options.first_seed, options.first_seed + options.seeds):
+            seeds = range(options.first_seed, options.first_seed + options.seeds)
+            for seed in working.over(seeds, f"{name}, law {law}, seeds", options.seeds):
                 tried = try_scenario(scenario, held, seed, _seconds(options, 600))
                 rows.append(
                     {"scenario": name, "what": scenario.what, "seed": seed, **tried.figures}
@@ -91,7 +96,9 @@ def _scenarios(options: ThermalRuns, laws: tuple[str, ...], console: Console) ->
     return rows, written
 
 
-def _harness(options: ThermalRuns, laws: tuple[str, ...], console: Console) -> Rows:
+def _harness(
+    options: ThermalRuns, laws: tuple[str, ...], console: Console, working: Working
+) -> Rows:
     if options.scenario != ("all",):
         raise InputError("--scenario is for --plant first-order; the harness has its own load")
     thermal = _options(options.thermal, harness.OURS)
@@ -101,7 +108,7 @@ def _harness(options: ThermalRuns, laws: tuple[str, ...], console: Console) -> R
         "none": harness.run_harness(harness.BASELINE, harness.no_control, seconds, seed),
         "harness": harness.run_harness(harness.CONTROLLED, harness.own_control(), seconds, seed),
     }
-    for law in laws:
+    for law in working.over(laws, "the harness's plant, laws", len(laws)):
         rule, _controller = harness.our_control(replace(thermal, law=law))
         runs[law] = harness.run_harness(harness.CONTROLLED, rule, seconds, seed)
     rows = [harness.harness_figures(law, found) for law, found in runs.items()]

@@ -33,7 +33,7 @@ from replayer.replay.output import (
 from replayer.replay.plan import Plan, make_plan
 from replayer.replay.progress import Tally, shown
 from replayer.replay.run import Run, TargetError, run_blocking
-from replayer.terminal import Terminal, printable
+from replayer.terminal import Terminal, Working, printable
 from replayer.trace.rows import TraceError
 
 EXIT_FAILURES = 1
@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(arguments)
     console = Terminal(stderr=True)
     try:
-        plan = make_plan(options)
+        with Working("replay", "reading the trace"):
+            plan = make_plan(options)
         options.out.mkdir(parents=True, exist_ok=True)
     except TraceError as error:
         print(f"replay: {printable(str(error))}", file=sys.stderr)
@@ -79,7 +80,8 @@ def _replay(options: ReplayOptions, plan: Plan, console: Console) -> int:
         folder.close()
         rows = rows_of(run.results, options)
         facts = run_facts(run, plan, started_unix_s, finished=finished)
-        report(options, facts, rows, folder)
+        with Working("replay", "writing the results"):
+            report(options, facts, rows, folder)
     if not finished:
         return EXIT_INTERRUPTED
     not_ok = sum(row["outcome"] != "ok" for row in rows)

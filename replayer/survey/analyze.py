@@ -14,6 +14,7 @@ from replayer.arguments import InputError, positive, replace_file
 from replayer.replay.options import slo
 from replayer.replay.schedule import PaceRules
 from replayer.survey.profile import concurrency, profile
+from replayer.terminal import Working
 from replayer.trace.loaders import TraceRequest, read_trace
 
 COLUMNS = ("mean", "p10", "p50", "p90", "p99", "max")
@@ -40,13 +41,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Read the trace, compute, print, write."""
-    requests = list(read_trace(options.trace, options.format))
-    found: dict[str, Any] = {"trace": str(options.trace), **profile(requests)}
-    if options.served:
-        rules = PaceRules(speedup=options.speedup)
-        found["concurrency"] = concurrency(
-            requests, rules, lambda one: _time_s(one, options.served)
-        )
+    with Working("analyze-trace") as working:
+        found = _figures(options, working)
     document = orjson.dumps(found, option=orjson.OPT_INDENT_2) + b"\n"
     if options.json == "-":
         sys.stdout.write(document.decode())
@@ -59,6 +55,19 @@ def run(options: argparse.Namespace, console: Console) -> int:
             raise InputError(f"--json {options.json}: {error.strerror}") from None
         console.print(f"written: {options.json}", soft_wrap=True, highlight=False)
     return 0
+
+
+def _figures(options: argparse.Namespace, working: Working) -> dict[str, Any]:
+    read = read_trace(options.trace, options.format)
+    requests = list(working.over(read, "requests read"))
+    found: dict[str, Any] = {"trace": str(options.trace), **profile(requests, working)}
+    if options.served:
+        working.at("counting requests under way")
+        rules = PaceRules(speedup=options.speedup)
+        found["concurrency"] = concurrency(
+            requests, rules, lambda one: _time_s(one, options.served)
+        )
+    return found
 
 
 def _time_s(request: TraceRequest, served: dict[str, float]) -> float:

@@ -15,6 +15,7 @@ import orjson
 from rich.console import Console
 
 from replayer.arguments import InputError
+from replayer.terminal import Working
 from replayer.trace.loaders import PRIVATE_ID, TraceRequest, block_ids, read_trace
 from replayer.trace.rows import TraceError
 
@@ -29,8 +30,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Write the rows, then say what AIPerf needs to be told."""
     made = AiperfRows(options.trace)
-    requests = read_trace(options.trace, options.format)
-    write_new(options.out, (orjson.dumps(made.row(one)) + b"\n" for one in requests))
+    with Working("export") as working:
+        requests = working.over(read_trace(options.trace, options.format), "rows")
+        write_new(options.out, (orjson.dumps(made.row(one)) + b"\n" for one in requests))
     for line in made.told(options.out):
         console.print(line, soft_wrap=True, highlight=False)
     return 0

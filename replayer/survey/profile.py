@@ -15,6 +15,7 @@ from replayer.engine.kvcache import SharedStore
 from replayer.replay.plan import IdealCache, is_literal
 from replayer.replay.schedule import Pace, PaceRules, check_order
 from replayer.survey.figures import Sessions, spread
+from replayer.terminal import IDLE, Working
 from replayer.trace.loaders import PRIVATE_ID, TraceRequest, block_ids
 
 PERCENTS = (10, 50, 90, 99)
@@ -25,13 +26,13 @@ CACHE_STEP = 4
 """How much larger each cache is than the one before."""
 
 
-def profile(requests: Sequence[TraceRequest]) -> dict[str, Any]:
-    """Compute all figures but concurrency, as a document."""
+def profile(requests: Sequence[TraceRequest], working: Working = IDLE) -> dict[str, Any]:
+    """Compute all figures but concurrency, as a document; `working` says what takes long."""
     if all(one.arrival_s is not None for one in requests):
         requests = sorted(requests, key=lambda one: one.arrival_s or 0.0)
     sessions = Sessions()
     names = [sessions.add(one) for one in requests]
-    hits = _Hits(requests, names, sessions)
+    hits = _Hits(requests, names, sessions, working)
     delays_s = [one.delay_s for one in requests if one.delay_s is not None]
     return {
         "requests": len(requests),
@@ -81,9 +82,13 @@ class _Hits:
     """How much of the prompts caches would have, endless ones and some of limited size."""
 
     def __init__(
-        self, requests: Sequence[TraceRequest], names: Sequence[str], sessions: Sessions
+        self,
+        requests: Sequence[TraceRequest],
+        names: Sequence[str],
+        sessions: Sessions,
+        working: Working,
     ) -> None:
-        self._requests = requests
+        self._requests, self._working = requests, working
         self._everywhere = IdealCache()
         # A session of one turn finds nothing of its own.
         own = {name: IdealCache() for name, turns in sessions.turns.items() if turns > 1}
@@ -93,7 +98,8 @@ class _Hits:
         self.is_known = bool(self._tokens) and any(
             one.names_blocks or is_literal(one) for one in requests
         )
-        for one, name in zip(requests, names, strict=True):
+        pairs = zip(requests, names, strict=True)
+        for one, name in working.over(pairs, "hits of an endless cache", len(requests)):
             tokens, share = one.input_tokens or 0, self._everywhere.add(one)
             shares += share
             self.new_tokens.append(tokens - round(share * tokens))
@@ -134,7 +140,8 @@ class _Hits:
     def _limited(self, blocks: int, block_tokens: int) -> int:
         """Count the tokens that a cache would have which evicts the least recently used."""
         cache, found = SharedStore(blocks), 0
-        for one in self._requests:
+        stage = f"hits of {blocks * block_tokens:,} tokens of cache"
+        for one in self._working.over(self._requests, stage, len(self._requests)):
             ids = block_ids(one.runs)
             found += min(cache.match(ids, len(ids)) * block_tokens, one.input_tokens or 0)
             cache.write(ids)

@@ -9,6 +9,7 @@ from rich.console import Console
 from replayer.arguments import positive_count
 from replayer.replay.schedule import check_order
 from replayer.survey.figures import Sessions, spread
+from replayer.terminal import Working
 from replayer.trace.loaders import TooMuchError, TraceRequest, Watch, read_trace
 from replayer.trace.rows import TraceError
 
@@ -125,9 +126,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Read the trace and print what was found; 0 if it can be replayed whole."""
     found = Findings(options.most_tokens, f"{options.format}, as given by --format")
     try:
-        for request in read_trace(options.trace, options.format, found):
-            found.add(request)
-        check_order(found.waiting)
+        with Working("validate") as working:
+            read = read_trace(options.trace, options.format, found)
+            for request in working.over(read, "requests read"):
+                found.add(request)
+            check_order(found.waiting)
     except TraceError as error:
         if not found.outputs and not found.refusals:
             raise

@@ -41,3 +41,9 @@ def test_a_time_span_in_words(seconds, told):
 )
 def test_a_change_in_words(ratio, told):
     assert changed(ratio) == told
+
+
+def test_a_number_of_runs_that_may_change_is_about_that():
+    file = io.StringIO()
+    Steps("slo", file, lambda: 0.0, of="of about")(3, 12)
+    assert file.getvalue() == "slo: 3 of about 12 runs, 0 s, 0 s left\n"

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from analysis.cli import main
-from analysis.league.overload import best_limit, longest_streak, rule, sentences, summarise
+from analysis.league.capacity.overload import best_limit, longest_streak, rule, sentences, summarise
 from proxy.core.types import Thresholds
 from replayer.virtual.requests import Retry, VirtualRow
 from tests.support.traces import SAMPLE

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.league.bound import least_work_s, most_answers
+from analysis.league.capacity.bound import least_work_s, most_answers
 from analysis.league.fleet import EngineFleet
 from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import Planned

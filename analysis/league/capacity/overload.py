@@ -5,7 +5,7 @@ A rule is a policy of the league, alone, with busy thresholds, or with `--late r
 With `+now` nobody waits in the queue, as the founding thresholds were meant. With `+fixed` nobody
 waits either, and each instance has the limit of requests in flight that does best in that cell,
 found in hindsight: no rule that could be set beforehand. `bound_ratio`: good answers by the horizon
-over the most that any admission could get (`analysis.league.bound`).
+over the most that any admission could get (`bound`).
 Clients that are refused come again in one of four ways. Goodput is of answers that ended between
 the warm-up and the horizon, per second, and kept the SLO. Their TTFT counts from the try that was
 served, as a proxy sees it: who was refused and told when to come again is not late. It holds where
@@ -17,31 +17,33 @@ The loop is open as far as sessions let it: a session's next turn waits for the 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 
 from analysis.bench.finished import of_virtual, times
-from analysis.bench.options import UNSET, flag, named, numbers
+from analysis.bench.options import flag, named, numbers
 from analysis.bench.progress import Steps
 from analysis.bench.runner import Experiment, Result, rows_of, workers
 from analysis.bench.tables import number, say, table
-from analysis.league.bound import most_answers
+from analysis.league.capacity.bound import most_answers
+from analysis.league.capacity.setting import (
+    CapacityError,
+    CapacityOptions,
+    Setting,
+)
 from analysis.league.fleet import EngineFleet, Scale
-from analysis.league.profiles import PROFILES
-from analysis.league.scale import Bench, fits, given_scale
+from analysis.league.scale import find_setting
 from analysis.league.simulate import WARM_UP_RATIO, run_rival
 from analysis.measures import grouped
 from analysis.rivals.registry import RIVALS, Rival
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.latency.slo import Slo
 from proxy.core.types import Thresholds
-from replayer.arguments import InputError, count, names, not_negative, positive, positive_count
+from replayer.arguments import names
 from replayer.virtual.arrivals import LoadRules, Planned, plan
 from replayer.virtual.load import Source
 from replayer.virtual.requests import Retry, VirtualRow, VirtualRun, keeps_slo
@@ -75,10 +77,6 @@ LIMITS = (2, 4, 8, 16, 32, 64, 128)
 BETWEEN = (0.75, 1.5)
 FULL = 1.5
 """From this load on a fleet is taken to be offered more than it can carry."""
-
-
-class OverloadError(InputError):
-    """The experiment cannot be run as asked; the text is one line for the user."""
 
 
 def rule(text: str) -> tuple[str, dict[str, Any]]:
@@ -125,12 +123,9 @@ def _rules(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class OverloadOptions:
-    """The options; times in virtual seconds. `horizon_s` None: by the trace."""
+class OverloadOptions(CapacityOptions):
+    """The options."""
 
-    trace: Path = flag(Path, "trace file, as for replay", name="")
-    profile: str = flag(str, f"engines and network: {', '.join(PROFILES)}", "h100")
-    instances: int = flag(positive_count, "engines", 8)
     loads: tuple[float, ...] = flag(
         numbers,
         "loads, as parts of the saturation rate, comma separated",
@@ -145,32 +140,11 @@ class OverloadOptions:
     clients: tuple[str, ...] = flag(
         names, f"who is refused: {', '.join(CLIENTS)}", ("patient", "hasty")
     )
-    seeds: int = flag(positive_count, "runs of each cell", 1)
-    first_seed: int = flag(count, "lowest of the seeds, which are consecutive", 0)
-    given: Scale | None = flag(
-        given_scale,
-        "RATE:KV: load 1.0 and KV tokens per engine (default: searched for)",
-        None,
-        name="scale",
-        shown=UNSET,
-    )
-    horizon_s: float | None = flag(
-        positive, "virtual seconds of load (default: by the trace)", None, shown=UNSET
-    )
-    think_cap_s: float = flag(not_negative, "longest pause between two turns, seconds", 60.0)
-    timeout_s: float = flag(positive, "seconds to the first token after which clients leave", 60.0)
-    jobs: int = flag(positive_count, "worker processes", 1, shown=os.cpu_count() or 1)
-    json: Path | None = flag(Path, "file for all rows", None)
 
     def check(self) -> None:
-        """Raise OverloadError for an unknown name."""
-        named("clients", self.clients, CLIENTS, OverloadError)
-        named("profile", (self.profile,), PROFILES, OverloadError)
-
-    def load(self) -> Source:
-        """Read the trace, as far as a fleet can serve it at all."""
-        kv_tokens = None if self.given is None else self.given.kv_tokens
-        return PROFILES[self.profile].read(self.trace, self.timeout_s, kv_tokens)
+        """Raise CapacityError for an unknown name."""
+        CapacityOptions.check(self)
+        named("clients", self.clients, CLIENTS, CapacityError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,34 +268,18 @@ def run_overload(
     options: OverloadOptions, steps: Callable[[int, int], None], tell: Callable[[str], None]
 ) -> tuple[Scale, list[dict[str, Any]]]:
     """Find the scale, then compute every row; `tell` is told what is done without rows."""
-    options.check()
-    source = options.load()
-    profile = PROFILES[options.profile]
-    rules = LoadRules(1.0, options.horizon_s or 0.0, think_cap_s=options.think_cap_s)
-    bench = Bench(source, options.instances, rules, options.timeout_s, profile)
-    if options.horizon_s is None:
-        rules = replace(rules, horizon_s=bench.usual_horizon_s())
-        bench = replace(bench, rules=rules)
-    scale = options.given
-    if scale is None:
-        tell(f"looking for the load that {options.instances} engines take")
-        scale = fits(bench)
-    tell(f"load 1.0 is {scale.rate:.3g} session starts per second; {rules.horizon_s:.3g} s each")
-    fleet = profile.fleet(source, options.instances, scale.kv_tokens, options.timeout_s)
-    tasks = list(_tasks(options, scale, rules, fleet))
-    with workers(options.jobs, OverloadOptions.load, options, source) as compute:
-        return scale, rows_of(compute(run_task, tasks), len(tasks), steps)
+    setting = find_setting(options, tell)
+    tasks = list(_tasks(options, setting))
+    with workers(options.jobs, OverloadOptions.load, options, setting.source) as compute:
+        return setting.scale, rows_of(compute(run_task, tasks), len(tasks), steps)
 
 
-def _tasks(
-    options: OverloadOptions, scale: Scale, rules: LoadRules, fleet: EngineFleet
-) -> Iterator[Task]:
+def _tasks(options: OverloadOptions, setting: Setting) -> Iterator[Task]:
     for clients in options.clients:
         for load in options.loads:
-            for seed in range(options.first_seed, options.first_seed + options.seeds):
-                offered = replace(rules, rate=load * scale.rate, seed=seed)
+            for seed in options.drawn:
                 for one in options.rules:
-                    yield Task(one, clients, load, offered, fleet)
+                    yield Task(one, clients, load, setting.at(load, seed), setting.fleet)
 
 
 MEANS = ("bound_ratio", "goodput_per_s", "late_per_s", "first_ratio", "unserved_ratio", "refusals")
