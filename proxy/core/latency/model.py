@@ -14,15 +14,14 @@ The way is what a request takes until the engine may begin with it (network, HTT
 and a first token until it is here. It passes while the prompts before are computed, so it only
 shows where they are not.
 
-A prefill also takes one step per chunk of the step's token budget: an engine reads its weights for
-one token as for a thousand. Beside running streams these steps are theirs, and it takes half a step
-more if no prefill is before it, since it waits for the running step. Each line learns what the
-others leave unexplained of a measured time, with less weight the more they explain. Prompts
-computed in one step are learned as one, and all of them once their answers have told how much of
-them was cached (`Measured`). Each line keeps its recent ratios of measured to predicted time. An
-instance keeps them for queue and computation together. Their quantiles bound when a leg is late
-(`*_bound_s`). `busy_until_s` is when an instance will have computed all prefills reserved on it.
-Every prefill that ends corrects it.
+A prefill beside running streams also takes one decode step per chunk of the step's token budget. It
+takes half a step more if no prefill is before it, since it waits for the running step. These steps
+belong to the streams. Each line learns what the others leave unexplained of a measured time, with
+less weight the more they explain. Prompts computed in one step are learned as one, and all of them
+once their answers have told how much of them was cached (`Measured`). Each line keeps its recent
+ratios of measured to predicted time. An instance keeps them for queue and computation together.
+Their quantiles bound when a leg is late (`*_bound_s`). `busy_until_s` is when an instance will have
+computed all prefills reserved on it. Every prefill that ends corrects it.
 """
 
 from __future__ import annotations
@@ -135,22 +134,17 @@ class Measured:
         self.open, self.new, self.pairs = 1, 0, 0.0
 
 
-def _prefill_line(throughput: float, budget: int) -> OnlineRegression:
-    """The line of prefills before anything was seen.
-
-    `throughput`: tokens per second of a typical prompt, its steps included.
-    """
+def _prefill_line(throughput: float) -> OnlineRegression:
+    """The line of prefills before anything was seen; `throughput`: tokens per second."""
     x, share = TYPICAL_PREFILL_TOKENS, ATTENTION_SHARE
-    each_s = 1.0 / throughput
-    each_s = max(each_s / 2, each_s - math.ceil(x / budget) * STEP_PRIOR_S / x)
-    a1, a4 = (1 - share) * each_s, share * each_s / (x / 2)
+    a1, a4 = (1 - share) / throughput, share / throughput / (x / 2)
     points = (x, x * x / 2, PRIOR_WEIGHT), (x, x * 2 * x, SHARE_WEIGHT)
     return OnlineRegression(a1, a4, points, shape=(x, x * 2 * x))
 
 
-def _first_tokens(throughput: float, budget: int) -> JointRegression:
+def _first_tokens(throughput: float) -> JointRegression:
     """The fleet's first tokens before any was seen: way and prefill."""
-    x, line = TYPICAL_PREFILL_TOKENS, _prefill_line(throughput, budget)
+    x, line = TYPICAL_PREFILL_TOKENS, _prefill_line(throughput)
     return JointRegression(
         (WAY_PRIOR_S, WAY_PRIOR_S_PER_TOKEN, line.p, line.q),
         (
@@ -217,7 +211,7 @@ class Times:
 
     def __init__(self, prefill_throughput: float, max_batched_tokens: int) -> None:
         self.budget = max_batched_tokens
-        self.prefill, self.step = _prefill_line(prefill_throughput, self.budget), _step_line()
+        self.prefill, self.step = _prefill_line(prefill_throughput), _step_line()
         self.ready = Residuals()
         self.calibration = Calibration()
         self.computed_tokens = 0
@@ -266,9 +260,8 @@ class Times:
         """
         last = self._last
         if last is not None and not saw_way:
-            pace = self.pace()
-            alone_s = pace.alone_s(new, prompt_tokens - new)
-            quick_s = SAME_STEP_RATIO * (alone_s + (step_s or pace.step_p))
+            alone_s = self.pace().alone_s(new, prompt_tokens - new)
+            quick_s = SAME_STEP_RATIO * (alone_s + step_s)
             if seconds < quick_s and new <= -last.expected % self.budget:
                 if not last.open:
                     return None
@@ -424,8 +417,7 @@ class Latency:
         self._prefill_throughput = prefill_throughput
         self._by_name = by_name
         self.budget = max_batched_tokens
-        self._first_tokens = _first_tokens(prefill_throughput, max_batched_tokens)
-        self._any_step = _step_line()
+        self._first_tokens, self._any_step = _first_tokens(prefill_throughput), _step_line()
         self.output_tokens = OUTPUT_PRIOR_TOKENS
         self._shared_prefill = self._first_tokens.c[2], self._first_tokens.c[3]
         self._shared_step = self._any_step.p, self._any_step.q
@@ -490,8 +482,8 @@ class Latency:
 
     def prefill_tps(self, name: str) -> float:
         """Learned prefill throughput for a prompt of typical length without cached tokens."""
-        seconds = self.prefill_s(name, int(TYPICAL_PREFILL_TOKENS), 0, 0, 0)
-        return TYPICAL_PREFILL_TOKENS / max(seconds, SHORTEST_S)
+        x = TYPICAL_PREFILL_TOKENS
+        return x / max(self.of(name).prefill.at(x, x * x / 2), SHORTEST_S)
 
     def prefill_s(self, name: str, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """See `Times.prefill_s`."""
@@ -596,10 +588,8 @@ class Latency:
         if seen.open or not seen.new:
             return
         times, fleet = seen.times, self._first_tokens
-        steps_s = times.pace().fixed_s(seen.new)
-        if seen.step_s:
-            steps = math.ceil(seen.new / self.budget) + (FIRST_STEP if seen.saw_way else 0.0)
-            steps_s = steps * seen.step_s
+        steps = math.ceil(seen.new / self.budget) + (FIRST_STEP if seen.saw_way else 0.0)
+        steps_s = steps * seen.step_s
         way = (1.0, float(seen.prompt_tokens)) if seen.saw_way else (0.0, 0.0)
         fleet.learn((*way, float(seen.new), seen.pairs), seen.seconds, steps_s)
         way_s = self.way_s(seen.prompt_tokens) if seen.saw_way else 0.0

@@ -24,10 +24,9 @@ Numbers = list[float]
 class Pace:
     """One instance's times at a moment. It is never changed.
 
-    `budget`: tokens of a step. `prefill`, `step`: lines, of what a prompt's tokens add to the steps
-    that compute them, and of what a step takes without them. `is_pending`: whether prefills are
-    reserved, until `busy_until_s`. `recent`, `recent_s`: number and seconds of prefills at
-    `recent_at_s`, which fade over RECENT_S.
+    `budget`: tokens of a step. `prefill`, `step`: lines, the first one without running streams.
+    `is_pending`: whether prefills are reserved, until `busy_until_s`. `recent`, `recent_s`: number
+    and seconds of prefills at `recent_at_s`, which fade over RECENT_S.
     """
 
     __slots__ = (
@@ -77,7 +76,7 @@ class Pace:
         return cls(int(budget), *lines, float(busy_until_s), since, is_pending=bool(is_pending))
 
     def alone_s(self, new: int, context: int) -> float:
-        """Time that `new` tokens after `context` cached ones add to their steps."""
+        """Time to compute `new` tokens after `context` cached ones, without running streams."""
         tokens = float(new)
         return self.prefill_p * tokens + self.prefill_q * (tokens * (context + 0.5 * tokens))
 
@@ -85,21 +84,19 @@ class Pace:
         """Decode steps of running streams that a prefill of `new` tokens shares."""
         return -(-new // self.budget) + (0.0 if self.is_pending else FIRST_STEP)
 
-    def fixed_s(self, new: int) -> float:
-        """What the steps of a prefill of `new` tokens take beside it, without running streams."""
-        return -(-new // self.budget) * self.step_p
-
     def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """Time to compute `new` tokens after `context` cached ones, beside running streams."""
         alone_s = self.alone_s(new, context)
         if not streams:
-            return alone_s + self.fixed_s(new)
+            return alone_s
         return alone_s + self.steps_beside(new) * self.step_s(kv_tokens)
 
     def share_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """`prefill_s` without the part of its steps that other prefills can use."""
-        kv_tokens = kv_tokens if streams else 0
-        return self.alone_s(new, context) + new / self.budget * self.step_s(kv_tokens)
+        alone_s = self.alone_s(new, context)
+        if not streams:
+            return alone_s
+        return alone_s + new / self.budget * self.step_s(kv_tokens)
 
     def step_s(self, kv_tokens: int) -> float:
         """Duration of a decode step over this much KV."""

@@ -258,8 +258,6 @@ class Prices:
             pressed = step_s / (1.0 - min(BUSY_MOST, busy)) / self._target_s
             pressed = math.sqrt(pressed) if pressed < 1.0 else max(MISSED, 1.0 / pressed)
             harm_s = self._harm * streams * stall_s * pressed
-        else:
-            prefill_s += pace.fixed_s(new)
         # `max` of three is a call of Python's, which costs as much as all the rest of this.
         begin_s = max(wait_s, free.kv_wait_s[at])
         ttft_s = max(begin_s, self._way_s) + prefill_s

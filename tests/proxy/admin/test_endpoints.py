@@ -218,7 +218,6 @@ async def test_an_instance_has_the_lines_that_its_times_are_predicted_by(tmp_pat
     assert lines["max_num_batched_tokens"] == 2048
     assert all(lines[name] != before["lines"][name] for name in ("prefill", "step", "way"))
     prefill_s = lines["prefill"]["p"] * new + lines["prefill"]["q"] * new * new / 2
-    prefill_s += new / 2048 * lines["step"]["p"]
     assert round(new / prefill_s) == row["learned_prefill_tps"]
     known = proxy.router.known.latency
     for line, predicted_s in (("step", known.step_s(row["name"], 500)), ("way", known.way_s(500))):

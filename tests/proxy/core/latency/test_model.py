@@ -17,7 +17,6 @@ from proxy.core.latency.model import (
     Measured,
     Times,
 )
-from proxy.core.latency.pace import FIRST_STEP
 from proxy.core.latency.regression import CLIP, WINDOW, OnlineRegression
 from tests.support.scenes import latency_of
 
@@ -58,8 +57,7 @@ def test_priors_are_the_flags() -> None:
 
 def test_prefill_beside_streams_pays_the_step_under_way_and_one_per_chunk() -> None:
     m = model()
-    alone = m.of("a").pace().alone_s(16_384, 0)
-    assert m.prefill_s("a", 16_384, 0, 0, 0) == pytest.approx(alone + 2 * STEP_PRIOR_S)
+    alone = m.prefill_s("a", 16_384, 0, 0, 0)
     assert m.prefill_s("a", 16_384, 0, 4, 50_000) == pytest.approx(alone + 2.5 * STEP_PRIOR_S)
     assert m.of("a").pace().share_s(16_384, 0, 4, 50_000) == pytest.approx(alone + 2 * STEP_PRIOR_S)
     assert m.of("a").pace().share_s(2048, 0, 4, 50_000) < m.prefill_s("a", 2048, 0, 4, 50_000)
@@ -69,22 +67,8 @@ def test_behind_another_a_prefill_begins_with_the_next_step() -> None:
     """Who finds one before it waits for the end of that, not for a step under way as well."""
     m = model()
     m.reserve_prefill(m.of("a"), 1, 1.0, 0.0)
-    alone = m.of("a").pace().alone_s(16_384, 0)
+    alone = m.prefill_s("a", 16_384, 0, 0, 0)
     assert m.prefill_s("a", 16_384, 0, 4, 50_000) == pytest.approx(alone + 2 * STEP_PRIOR_S)
-
-
-def test_a_short_prompt_takes_a_step_once_alone_or_beside_streams() -> None:
-    """An engine reads its weights for 50 tokens as for one, and not again for those of streams."""
-    m, step_s, token_s = model(), 0.008, 20e-6
-    times = m.of("a")
-    for turn in range(300):
-        new = 30 + turn % 50
-        m.observe_step(times, 1000, step_s)
-        prefilled(m, times, new, 0, step_s + token_s * new)
-    alone_s = step_s + 50 * token_s
-    assert m.prefill_s("a", 50, 0, 0, 0) == pytest.approx(alone_s, rel=0.1)
-    beside_s = m.prefill_s("a", 50, 0, 2, 1000)
-    assert beside_s == pytest.approx(alone_s + FIRST_STEP * step_s, rel=0.1)
 
 
 def test_what_others_may_use_of_a_prefill_s_steps_is_not_busy() -> None:
@@ -300,13 +284,13 @@ def test_what_was_learned_goes_on_in_another(observed: list[tuple[int, float]]) 
         one.observe_step(one.of("a"), tokens, seconds)
     legacy = one.legacy("a")
     two.adopt("a", legacy)
-    before = faster.of("a").pace().alone_s(1000, 0)
+    before = faster.prefill_s("a", 1000, 0, 1, 1000)
     faster.adopt("a", legacy)
     if observed:
         assert two.prefill_s("a", 1000, 0, 1, 1000) == one.prefill_s("a", 1000, 0, 1, 1000)
     assert two.legacy("a") == legacy
     assert faster.of("a").prefill.legacy() != legacy[0], "sums are in units of the options"
-    assert faster.of("a").pace().alone_s(1000, 0) == pytest.approx(before), "so nothing is taken"
+    assert faster.prefill_s("a", 1000, 0, 0, 0) < before
 
 
 @pytest.mark.parametrize("legacy", [[], [[1.0], [2.0]], [[float("nan")] * 9] * 2, [[-1.0] * 9] * 2])

@@ -221,7 +221,7 @@ def test_a_long_prompt_goes_where_few_arrive() -> None:
     many, few = terms(asked)["a"], terms(asked)["b"]
     assert many.next_s == pytest.approx(few.next_s)
     assert many.behind_s == pytest.approx(60 * few.behind_s)
-    stall_s = latency.of("a").pace().alone_s(PROMPT, 0)
+    stall_s = latency.prefill_s("a", PROMPT, 0, 0, 0)
     assert many.behind_s == pytest.approx(math.exp(-1 / RECENT_S) * stall_s**2 / 2, rel=1e-6)
     assert names(by_cost(asked)) == ("b", None)
 
