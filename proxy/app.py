@@ -29,6 +29,7 @@ from proxy.admin.samples import SamplesPath
 from proxy.config.in_force import OptionsInForce
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
+from proxy.core.admission.memory import Level
 from proxy.core.kvcache.sessions import nobody
 from proxy.fleet import probes
 from proxy.fleet.discovery.discovery import Discovery, DiscoveryCollector
@@ -41,7 +42,7 @@ from proxy.net import tcp, tls
 from proxy.net.bus import BUSES
 from proxy.net.bus.form import BatchForm
 from proxy.net.server import cors
-from proxy.net.server.connection import Rules, Runner
+from proxy.net.server.connection import ConnectionFactory, Rules, Runner
 from proxy.net.server.listener import (
     ConnectionLimit,
     GuardedSite,
@@ -318,6 +319,8 @@ STREAM = "cache-proxy:{{{}}}:1:log"
 is that of the form of its batches."""
 BACKLOG = 4096
 KEEPALIVE_S = 75.0
+IDLE_AT_ONCE = 512
+"""Idle connections that end at each look while memory is short."""
 LINGER_S = 2.0
 """The rest of a refused request's body is read for this long, so that its client can read the
 refusal."""
@@ -608,8 +611,15 @@ class Proxy:
         if state.replicas is not None:
             parts["replicas"] = state.replicas
         assert self._large_bodies is not None
-        shed = self._large_bodies.uploads.shed
-        await background.run(parts, state.memory, state.metrics, shed)
+        await background.run(parts, state.memory, state.metrics, self._relieve)
+
+    def _relieve(self, level: Level) -> None:
+        """Memory is short: idle connections end, then the largest and slowest bodies."""
+        for runner in self._runners:
+            if isinstance(runner.server, ConnectionFactory):
+                runner.server.end_idle(IDLE_AT_ONCE)
+        if level >= Level.NO_HEAVY and self._large_bodies is not None:
+            self._large_bodies.uploads.shed()
 
     def _on_signal(self) -> None:
         self._stop.set()

@@ -422,7 +422,6 @@ TESTED_ELSEWHERE = {
     "proxy.net.bus.base": "bus/test_redis.py: the contract over every bus",
     "proxy.net.bus.memory": "bus/test_redis.py: the contract over every bus",
     "proxy.admin.replicas": "scenarios/test_replicas.py",
-    "proxy.config.in_force": "process/test_reload.py: what a reload changes",
     "proxy.process.body_worker": "request/test_large_bodies.py: the process itself",
     "proxy.core.routing.actions": "test_request_flow.py: each path as a transcript",
     "proxy.core.routing.route": "test_router.py and test_lifecycle.py: every step of a route",

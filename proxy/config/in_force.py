@@ -63,8 +63,17 @@ class OptionsInForce:
         self.shows_route = settings.response_headers and settings.cache_salt_secret is None
 
 
-def router_config(settings: Settings) -> RouterConfig:
-    """RouterConfig of the options."""
+INDEX_PART, SESSIONS_PART, SESSION_BYTES = 8, 16, 1024
+"""Of a memory limit each of the two indexes of KV has so much at most, and the sessions: what they
+have does not end by refusing requests."""
+
+
+def router_config(settings: Settings, limit_bytes: int | None = None) -> RouterConfig:
+    """RouterConfig of the options. `limit_bytes`: the process's memory limit."""
+    index_bytes, sessions = int(settings.prefix_cache_bytes), settings.max_sessions
+    if limit_bytes is not None:
+        index_bytes = min(index_bytes, limit_bytes // INDEX_PART)
+        sessions = min(sessions, max(1, limit_bytes // SESSIONS_PART // SESSION_BYTES))
     return RouterConfig(
         prefill_throughput=settings.prefill_throughput,
         warm_threshold=settings.warm_threshold,
@@ -82,8 +91,8 @@ def router_config(settings: Settings) -> RouterConfig:
         kv_pin_timeout_s=settings.kv_pin_timeout,
         hedge=settings.hedge,
         session_ttl_s=settings.session_ttl,
-        max_sessions=settings.max_sessions,
-        prefix_cache_bytes=settings.prefix_cache_bytes,
+        max_sessions=sessions,
+        prefix_cache_bytes=index_bytes,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         slow_start_s=settings.slow_start,
         thresholds=Thresholds(

@@ -475,8 +475,8 @@ class Settings(Model):
         Count,
         Option(
             CACHES,
-            "Most sessions remembered. Above it, the tenant with most sessions loses its "
-            "longest idle one.",
+            "Most sessions remembered; with a memory limit one for 16 KiB of it at most. Above "
+            "it, the tenant with most sessions loses its longest idle one.",
         ),
     ] = 100_000
     slow_start: Annotated[
@@ -524,7 +524,7 @@ class Settings(Model):
         Option(
             CACHES,
             "Memory for the prefix index, and as much again for KV events where engines publish "
-            "them.",
+            "them; each at most an eighth of a memory limit.",
             "bytes",
         ),
     ] = ByteSize(256 * MIB)

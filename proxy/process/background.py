@@ -30,6 +30,8 @@ _MEMORY_WORDS = {
     Level.NOTHING: "all requests are refused",
 }
 Work = Callable[[], Coroutine[Any, Any, None]]
+Relieve = Callable[[Level], None]
+"""Ends what can be spared at a level of memory."""
 _log = logging.getLogger(__name__)
 
 
@@ -41,15 +43,15 @@ class Runs(Protocol):
 
 
 async def run(
-    parts: Mapping[str, Runs], memory: Watermark, metrics: Metrics, shed: Callable[[], None]
+    parts: Mapping[str, Runs], memory: Watermark, metrics: Metrics, relieve: Relieve
 ) -> None:
     """Run all periodic tasks until cancelled; `parts`: what does its own, by the task's name.
 
-    `shed` ends bodies that are not complete, as long as memory is short.
+    `relieve` ends what can be spared, as long as memory is short.
     """
     async with asyncio.TaskGroup() as group:
         works = {name: part.run for name, part in parts.items()}
-        works |= {"loop-lag": partial(_lag, metrics), "memory": partial(_memory, memory, shed)}
+        works |= {"loop-lag": partial(_lag, metrics), "memory": partial(_memory, memory, relieve)}
         for name, work in works.items():
             group.create_task(_carry_on(name, work), name=name)
 
@@ -78,7 +80,7 @@ async def _lag(metrics: Metrics) -> None:
         metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
 
 
-async def _memory(watermark: Watermark, shed: Callable[[], None]) -> None:
+async def _memory(watermark: Watermark, relieve: Relieve) -> None:
     """Measure the memory, and return free memory to the kernel after a burst or a giant prompt.
 
     Memory is not returned while giant prompts keep coming and there is room: each would need the
@@ -95,8 +97,8 @@ async def _memory(watermark: Watermark, shed: Callable[[], None]) -> None:
             gave_s = now_s
             await asyncio.to_thread(give_back)
             level = watermark.observe(await asyncio.to_thread(resident_bytes))
-        if level >= Level.NO_HEAVY:
-            shed()  # before others are refused: whoever holds most goes first
+        if level is not Level.NORMAL:
+            relieve(level)  # before others are refused
         if level is not before:
             used, limit = watermark.used_bytes >> 20, (watermark.limit_bytes or 0) >> 20
             _log.warning("memory: %d of %d MiB: %s", used, limit, _MEMORY_WORDS[level])

@@ -56,10 +56,11 @@ class ProxyState:
         metrics: Metrics,
         request_log: RequestLog,
         connect_options: ConnectOptions | None = None,
+        limit_bytes: int | None = None,
     ) -> None:
         """Raises ConfigError if the file of `--thermal` is wrong; OSError as `start` does."""
         self.clock, self.metrics, self.options = clock, metrics, OptionsInForce(settings)
-        self.known = known = FleetState(router_config(settings))
+        self.known = known = FleetState(router_config(settings, limit_bytes))
         self.router = router = Router(known)
         self.instances = Instances(
             known,
@@ -119,7 +120,7 @@ class ProxyState:
         metrics = Metrics()
         log = RequestLog(settings.request_log, metrics.log_dropped.inc)
         connect = ConnectOptions(tls.own_for_instances(settings), bearer(settings.instance_api_key))
-        state = cls(settings, Clock(), metrics, log, connect)
+        state = cls(settings, Clock(), metrics, log, connect, limit_bytes)
         state.memory.limit_bytes = limit_bytes
         state.bodies.room.max_bytes = room_bytes(limit_bytes, settings.max_body_bytes)
         state.in_flight.trails.most_bytes = trail_bytes(limit_bytes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
@@ -448,6 +449,13 @@ class ClientConnection(SerialHandler):
             if room is not None:
                 room.free(self)
 
+    def close_idle(self) -> None:
+        """Close between two requests, as after the keep-alive time."""
+        self._is_broken = True
+        self.force_close()
+        if self.transport is not None:
+            self.transport.close()
+
     def give_way(self) -> None:
         """End: what is held for this client is too much, it takes too long, or others wait."""
         self._is_broken = True
@@ -603,6 +611,12 @@ class ConnectionFactory(AiohttpServer):
         """Make the protocol of an accepted connection."""
         watched = self._heads, self._silent
         return ClientConnection(self, self._rules, *watched, loop=self.loop, **self.options)
+
+    def end_idle(self, most: int) -> None:
+        """Close connections that wait for their next request, the oldest first."""
+        idle = (c for c in self.connections if isinstance(c, ClientConnection) and c.is_idle)
+        for connection in list(islice(idle, most)):
+            connection.close_idle()
 
     def make_room(self, *, ends_idle: bool) -> bool:
         """Close the connection that has been silent for longest since it was made.

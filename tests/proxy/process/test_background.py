@@ -38,7 +38,7 @@ async def test_a_defect_of_one_part_ends_no_other(
     bad, good = Failing(RecursionError("deep"), KeyError("name"), RuntimeError("odd")), Failing()
     parts = {"bad": bad, "good": good}
     with caplog.at_level(logging.ERROR):
-        work = background.run(parts, Watermark(None), Metrics(), lambda: None)
+        work = background.run(parts, Watermark(None), Metrics(), lambda level: None)
         running = asyncio.create_task(work)
         await until(lambda: bad.runs == 4, "it runs again after each defect")
         running.cancel()
@@ -53,7 +53,7 @@ async def test_a_defect_of_one_part_ends_no_other(
 async def test_what_is_no_defect_ends_them_all() -> None:
     with pytest.raises(BaseExceptionGroup):
         await background.run(
-            {"bad": Failing(OSError(5, "IO"))}, Watermark(None), Metrics(), lambda: None
+            {"bad": Failing(OSError(5, "IO"))}, Watermark(None), Metrics(), lambda level: None
         )
 
 
@@ -72,7 +72,7 @@ async def test_where_no_thread_can_be_started_memory_is_measured_later(
 
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
     memory = Watermark(None)
-    running = asyncio.create_task(background.run({}, memory, Metrics(), lambda: None))
+    running = asyncio.create_task(background.run({}, memory, Metrics(), lambda level: None))
     await until(lambda: memory.used_bytes, "it is measured")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

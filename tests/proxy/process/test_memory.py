@@ -85,6 +85,25 @@ async def test_levels_below(tmp_path: Path, level: Level) -> None:
         assert again.status == long.status
 
 
+async def test_idle_connections_are_closed_while_memory_is_short(tmp_path: Path) -> None:
+    """They have memory, and the requests that would be refused for it have none."""
+    async with proxied(tmp_path, 1) as (proxy, _):
+        host, port = proxy.server.url.removeprefix("http://").split(":")
+        head = b"GET /live HTTP/1.1\r\nHost: p\r\n\r\n"
+        idle, sender = await asyncio.open_connection(host, int(port))
+        busy, writer = await asyncio.open_connection(host, int(port))
+        sender.write(head)
+        assert (await idle.readline()).endswith(b"200 OK\r\n")
+        writer.write(head[:20])
+        await asyncio.sleep(0.05)
+        proxy.server.state.memory.level = Level.NO_KEEPALIVE
+        assert (await asyncio.wait_for(idle.read(), 10.0)).endswith(b"}"), "and then its end"
+        writer.write(head[20:])
+        assert (await busy.readline()).endswith(b"200 OK\r\n")
+        for each in (sender, writer):
+            each.close()
+
+
 async def test_freed_memory_is_kept_while_giants_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
