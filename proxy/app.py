@@ -41,7 +41,7 @@ from proxy.fleet.sensors.sampling import Sampling
 from proxy.net import tcp, tls
 from proxy.net.bus import BUSES
 from proxy.net.bus.form import BatchForm
-from proxy.net.server import cors
+from proxy.net.server import cors, handshakes
 from proxy.net.server.connection import ConnectionFactory, Rules, Runner
 from proxy.net.server.listener import (
     ConnectionLimit,
@@ -511,6 +511,7 @@ class Proxy:
             site = self._site(runner, host, port, secure)
             failed = self.state.metrics.handshakes_failed
             site.on_handshake_failed = lambda end: failed.labels(end).inc()
+            site.handshake_bytes = handshakes.most_bytes(self.state.memory.limit_bytes)
             name, site.inherited = await self._inherited.take(listener, host, port)
             self._names.append(name)
             await site.start()

@@ -18,6 +18,7 @@ from proxy.net.kv_events import batches
 from proxy.net.kv_events.sources import MOST_RANKS
 from proxy.net.kv_events.zmtp import MOST_BYTES as KV_MESSAGE_BYTES
 from proxy.net.secured import HANDSHAKE_BYTES, MOST_CERTIFICATES
+from proxy.net.server import handshakes
 from proxy.net.server.connection import LIMITS, QUEUED_MAX
 from proxy.net.server.handshakes import HANDSHAKE_S
 from proxy.net.server.held_heads import UNCOUNTED_BYTES
@@ -78,6 +79,10 @@ ROWS = (
     ),
     ("lines of an engine's metrics that are used", peer_documents.MOST_WANTED),
     ("size of these lines", _bytes(peer_documents.WANTED_BYTES)),
+    (
+        f"TLS handshakes, together; with a memory limit 1/{handshakes.MEMORY_PART} of it",
+        _bytes(handshakes.MOST_BYTES),
+    ),
     (
         "TLS handshake",
         f"{HANDSHAKE_S:g} s, {_bytes(HANDSHAKE_BYTES)}, {MOST_CERTIFICATES} certificates",

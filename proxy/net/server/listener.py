@@ -22,7 +22,7 @@ import orjson
 from aiohttp import web
 
 from proxy.net.server.aiohttp_adapter import AiohttpServer, AiohttpSite
-from proxy.net.server.handshakes import Handshakes, SecuredConnection
+from proxy.net.server.handshakes import MOST_BYTES, Handshakes, SecuredConnection
 from proxy.net.server.responses import REQUEST_ID, new_id
 from proxy.net.tls import HandshakeEnd
 from proxy.protocol.errors import overloaded
@@ -38,6 +38,8 @@ class Site(AiohttpSite):
     """Sockets to listen on instead of binding, if there are any."""
     on_handshake_failed: Callable[[HandshakeEnd], None] = staticmethod(lambda end: None)
     """Called for each TLS handshake that a client does not finish."""
+    handshake_bytes: int = MOST_BYTES
+    """Most memory of the handshakes under way."""
 
     def answerer(self) -> Callable[[], asyncio.Protocol]:
         """The protocol factory of new connections; called once."""
@@ -51,7 +53,9 @@ class Site(AiohttpSite):
         """Start to listen."""
         await self.register()
         self._answerer = self.answerer()
-        self._handshakes = Handshakes(self._answerer, self.room, self.on_handshake_failed)
+        self._handshakes = Handshakes(
+            self._answerer, self.room, self.on_handshake_failed, self.handshake_bytes
+        )
         if self.inherited:
             await self._listen_on(self.inherited)
             return

@@ -318,6 +318,27 @@ async def test_who_does_not_shake_hands_is_closed(
             await until(lambda: proxy.metric("tls_handshakes_failed_total", reason="late") == 1)
 
 
+async def test_handshakes_that_stand_have_a_room(
+    tmp_path: Path, certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a memory limit of 256 MiB 3,000 of them took all of it."""
+    monkeypatch.setattr(handshakes, "COST_BYTES", 100 << 20)
+    async with RawEngine(says(b"")) as engine:
+        async with over_tls(tmp_path, certs, [engine.address]) as (proxy, http):
+            at = int(proxy.server.url.rpartition(":")[2])
+            silent = [await asyncio.open_connection("127.0.0.1", at) for _ in range(4)]
+            failed = partial(proxy.metric, "tls_handshakes_failed_total", reason="displaced")
+            await until(lambda: failed() == 2, "two have room")
+            async with asyncio.timeout(WAIT_S):
+                for reader, _ in silent[:2]:
+                    assert await reader.read() == b""
+            async with http.get("/live") as response:
+                assert response.status == 200
+            assert failed() == 3
+            for _, writer in silent:
+                writer.close()
+
+
 async def test_who_shakes_hands_and_then_says_nothing_is_closed_without_a_goodbye(
     tmp_path: Path, certs: Certificates
 ) -> None:
