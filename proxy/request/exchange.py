@@ -278,7 +278,7 @@ class Exchange:
         if isinstance(admitted, Reject):
             return self._reject(admitted)
         try:
-            flow, attempts, answer = await self._attempt(admitted)
+            answered = await self._attempt(admitted)
         except UpstreamFailure as failure:
             if self._flow is not None and self._flow.is_poison:
                 owners.telemetry.poisoned(self.record, failure.detail)
@@ -290,7 +290,9 @@ class Exchange:
             outcome = Outcome.BAD_REQUEST if asked_wrongly else Outcome.UPSTREAM_ERROR
             self._end(outcome, failure.status, failure.detail)
             return response
-        return await self._relay(flow, attempts, answer)
+        return (
+            self._reject(answered) if isinstance(answered, Reject) else await self._relay(*answered)
+        )
 
     def _note_facts(self, tenant: str | None) -> None:
         found, headers = self.out.found, self.request.headers
@@ -334,11 +336,14 @@ class Exchange:
         with suppress(UpstreamFailure):
             doubted[1].compare(await upstream.token_ids(model, answer, TOKENIZE_S))
 
-    async def _attempt(self, route: Route) -> tuple[RequestFlow, Attempts, UpstreamResponse]:
+    async def _attempt(
+        self, route: Route
+    ) -> tuple[RequestFlow, Attempts, UpstreamResponse] | Reject:
         """The answer of an instance, and whose it is; raises the last UpstreamFailure.
 
         If every instance that was asked is busy, the request waits in the queue; if it may not
-        wait, the client gets the engine's answer.
+        wait, the client gets the engine's answer. A prompt too long for all that are there is
+        rejected, as it is not for one that is away.
         """
         flow = None
         while True:
@@ -351,6 +356,8 @@ class Exchange:
                 failed = failure.again()
             again = await self._wait_again(flow)
             if isinstance(again, Reject):
+                if failed.kind is FailureKind.TOO_LONG:
+                    return again
                 self.owners.telemetry.turned_away(again)
             if not isinstance(again, Route):
                 raise failed.again()

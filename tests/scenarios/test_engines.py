@@ -277,8 +277,14 @@ async def test_while_the_one_that_can_hold_it_is_away_a_client_comes_again(tmp_p
     async with fleet(tmp_path, short, long) as proxy:
         long.sleep_state = "discard_all"
         await until(lambda: rest_of(proxy, "e1") is not None, "the longer one sleeps")
-        assert (await proxy.post(chat("x" * 80_000))).status == 503
-        assert (await proxy.post(chat("hi"))).status == 200
+        answers, short.answer = short.answer, lambda _: too_long(2000)
+        refused = await proxy.post(chat("x" * 80_000))
+        assert (refused.status, len(short.asked)) == (503, 1), (
+            "its length is estimated, so one asks"
+        )
+        assert int(refused.headers["Retry-After"]) >= 1
+        short.answer = answers
+        assert (await proxy.post(chat("y" * 80_000))).status == 200, "the estimate was wrong"
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", MESSAGES, RESPONSES, "/v1/embeddings"])

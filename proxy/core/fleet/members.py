@@ -201,8 +201,8 @@ class Fleet:
         """The `members` whose context holds a prompt of about so many tokens, and more.
 
         `beyond_tokens`: instances with a context no longer than this have refused it. Where it
-        surely fits nowhere, those with the longest context: the prompt may fit, or their refusal is
-        right. None of them where it can't fit, and could where an instance is away.
+        seems to fit nowhere, those with the longest context: the estimate may be wrong, as others'
+        prompts teach it, and an engine knows. So no estimate refuses a request.
         """
         at_least = max(tokens / SURE_RATIO, beyond_tokens + 1.0)
         if sure := [m for m in members if _length(m, model) >= at_least]:
@@ -210,11 +210,6 @@ class Fleet:
         longest = max([_length(m, model) for m in members], default=0.0)
         if longest <= beyond_tokens:
             return []
-        if longest < tokens * SURE_RATIO:
-            known = self._members.values()
-            others = [m for m in known if m.models is not None and model in m.models]
-            if any(_length(m, model) >= at_least for m in others):
-                return []
         return [m for m in members if _length(m, model) == longest]
 
     def length(self, name: str, model: str) -> float:
@@ -231,11 +226,12 @@ class Fleet:
         return 0 if longest < tokens * SURE_RATIO else int(min(tokens, longest))
 
     def has_longer(self, name: str, model: str) -> bool:
-        """Whether an instance that may be chosen for a model has a longer context than this one."""
+        """Whether an instance of a model, which may be away, has a longer context than this one."""
         if model not in self.uneven:
             return False
-        own = self.length(name, model)
-        return any(_length(m, model) > own for m in self.believed(model))
+        own, all_ = self.length(name, model), self._members.values()
+        known = [m for m in all_ if m.models is not None and model in m.models]
+        return any(_length(m, model) > own for m in known if not m.is_draining)
 
     def listed(self) -> list[Member]:
         """The members whose models clients see: those in use, and those that rest."""
