@@ -1,4 +1,4 @@
-"""The command `analyze`: reports of one run or two, league, elastic, thermal, plan, regret, check.
+"""The command `analyze`: reports of one run or two, league, elastic, plan and more.
 
 Only the chosen command's module is imported: some of them load pandas, plotly or scipy, which takes
 longer than a small league.
@@ -39,6 +39,10 @@ COMMANDS = {
     "check": (
         "analysis.check.cli",
         "compare a run through real sockets with its prediction in virtual time",
+    ),
+    "what-if": (
+        "analysis.check.what_if_cli",
+        "repeat a proxy's request log in virtual time, under another policy",
     ),
 }
 """Each command's module, which has `declare(parser)` and `run(options, console)`, and its help."""
