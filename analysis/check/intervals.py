@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.bench.stats import INTERVAL_PERCENT
+
 RESAMPLES = 400
-INTERVAL_PERCENT = 95
 Values = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 

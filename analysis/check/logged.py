@@ -5,7 +5,8 @@ in its session, and of a first turn with one beginning that many sessions have. 
 any more counts as new. But where the KV's size is known, and as many tokens were computed since the
 turn before, it was evicted, and a longer prompt begins as the one before.
 
-A session's next turn comes after the answer to the one before, the same pause later.
+Requests come when they came. A session's next turn does not come before the answer to the one
+before, where that takes longer in virtual time.
 """
 
 from __future__ import annotations
@@ -263,13 +264,13 @@ class _Reading:
             delay_s=0.0,
             offset_s=0.0,
         )
-        pause_s = row["t_proxy_recv"] - before.row["t_done"] if before else -1.0
-        waits = before is not None and pause_s >= 0.0
+        came_s = row["t_proxy_recv"]
+        waits = before is not None and before.row["t_done"] <= came_s
         return Planned(
             turn,
             name,
-            earliest_s=0.0 if waits else row["t_proxy_recv"] - self.rows[0]["t_proxy_recv"],
-            delay_s=max(0.0, pause_s),
+            earliest_s=came_s - self.rows[0]["t_proxy_recv"],
+            delay_s=0.0,
             wait_for=(before.place,) if before is not None and waits else (),
             estimate_factor=row["isl_tokens"] / prompt,
         )

@@ -9,15 +9,16 @@ that ran is compared with the log: where virtual time does not reproduce its TTF
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from analysis.bench.stats import change
-from analysis.check.check import JITTER, with_unseen
-from analysis.check.fit import Fit, fit, guess, line
+from analysis.check.fit import JITTER, Fit, fit, guess, line, with_unseen
 from analysis.check.intervals import Values, interval, percentiles, shares
 from analysis.check.logged import LoggedLoad, LoggedRequest, Record
 from analysis.check.logs import CheckSample
@@ -32,6 +33,7 @@ from replayer.engine.costs import IntakeCost
 from replayer.engine.types import EngineOptions
 from replayer.virtual.fleet import simulate
 from replayer.virtual.legs import run_legs
+from replayer.virtual.recorded import router_config
 from replayer.virtual.requests import VirtualOptions, VirtualRow, keeps_slo
 
 FIT_REQUESTS = 100
@@ -41,8 +43,8 @@ BOUND = 0.1
 """A verdict holds if TTFT p50 and p90 of the policy that ran are so near to those of the log."""
 TIMES = (("ttft_s", 50), ("ttft_s", 90), ("tpot_s", 50), ("e2e_s", 90))
 SLO = Slo()
-PREFILL_THROUGHPUT = 20_000.0
-"""The default of `--prefill-throughput`."""
+USUAL = RouterConfig(prefill_throughput=20_000.0)
+"""The defaults of the proxy's options."""
 TTFT_TIMEOUT_S = 300.0
 """The default of `--ttft-timeout`; the clients wait as long."""
 WRONG_TOKENS, WRONG_RATIO = 64, 0.1
@@ -72,10 +74,19 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What serves the load: a policy, and so many instances."""
+    """What serves the load: a policy, so many instances, the proxy's options and their file."""
 
     policy: str
     instances: int
+    options: RouterConfig = USUAL
+    file: str = ""
+
+    @classmethod
+    def of(cls, policy: str, instances: int, path: Path | None) -> Fleet:
+        """Read the options; those that the file lacks are the defaults. Raises RunError."""
+        if path is None:
+            return cls(policy, instances)
+        return cls(policy, instances, _options(read_options(path), path), path.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +135,25 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def read_options(path: Path) -> dict[str, Any]:
+    """Read the proxy's options, as `--print-config` writes them; raises RunError."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise RunError(f"{path}: must be TOML, as --print-config writes it ({error})") from None
+
+
+def _options(given: Mapping[str, Any], path: Path) -> RouterConfig:
+    try:
+        found = router_config({"prefill_throughput": USUAL.prefill_throughput, **given})
+        FleetState(found)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise RunError(f"{path}: must be the proxy's options ({error})") from None
+    return replace(found, shadow_policy=None)
+
+
 def size_of(load: LoggedLoad, kv_tokens: int | None) -> EngineOptions:
     """Return an engine as large as was said; by default as `engine-sim`, or for two requests."""
     preset, block = EngineOptions(), load.block_tokens
@@ -159,13 +189,14 @@ def _with_true_hits(
 
 
 def _is_wrong(row: Record, hit_tokens: int) -> bool:
-    told = row["hit_tokens"] if row["cached_tokens"] is None else row["cached_tokens"]
-    new_tokens = row["prompt_tokens"] - told
+    told: int = row["hit_tokens"] if row["cached_tokens"] is None else row["cached_tokens"]
+    new_tokens: int = row["prompt_tokens"] - told
     return abs(told - hit_tokens) > max(WRONG_TOKENS, WRONG_RATIO * new_tokens)
 
 
 def compare(
     load: LoggedLoad,
+    as_it_was: Fleet,
     asked: Fleet,
     engine: tuple[Fit, EngineOptions],
     progress: Callable[[int, int], None],
@@ -173,12 +204,11 @@ def compare(
     """Run both policies on the load, and compare them with each other and with the log."""
     found, size = engine
     proxy = IntakeCost(*line(load.overheads(FIT_REQUESTS)))
-    as_it_was = Fleet(load.policy, len(load.names))
     runs: dict[Fleet, list[list[VirtualRow]]] = {as_it_was: [], asked: []}
     tasks = [(fleet, factor) for fleet in runs for factor in FACTORS]
     for done, (fleet, factor) in enumerate(tasks, start=1):
         engines = (found.constants.scaled(factor).engine(size),) * fleet.instances
-        runs[fleet].append(_run(load, fleet.policy, engines, proxy))
+        runs[fleet].append(_run(load, fleet, engines, proxy))
         progress(done, len(tasks))
     ran, other = runs[as_it_was], runs[asked]
     moved = sum(one.record["prefill_instance"] is not None for one in load.requests)
@@ -198,11 +228,11 @@ def compare(
 
 
 def _run(
-    load: LoggedLoad, policy: str, engines: tuple[EngineOptions, ...], proxy: IntakeCost
+    load: LoggedLoad, fleet: Fleet, engines: tuple[EngineOptions, ...], proxy: IntakeCost
 ) -> list[VirtualRow]:
-    rival, engine = RIVALS[policy], engines[0]
+    rival, engine = RIVALS[fleet.policy], engines[0]
     decide = rival.make(engine.num_blocks * engine.block_size)
-    config = RouterConfig(**{"prefill_throughput": PREFILL_THROUGHPUT, **rival.options})
+    config = replace(fleet.options, **rival.options)
     options = VirtualOptions(
         engines=engines,
         block_tokens=load.block_tokens,

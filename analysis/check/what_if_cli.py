@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,10 +12,19 @@ from rich.console import Console
 from analysis.bench.options import flag, named
 from analysis.bench.progress import EQUAL_RATIO, Steps
 from analysis.bench.runner import Experiment, Result
+from analysis.bench.stats import INTERVAL_PERCENT
 from analysis.bench.tables import number, say, table
-from analysis.check.intervals import INTERVAL_PERCENT
-from analysis.check.logged import read_load
-from analysis.check.what_if import BOUND, Figure, Fleet, WhatIf, compare, fitted, size_of
+from analysis.check.logged import LoggedLoad, read_load
+from analysis.check.what_if import (
+    BOUND,
+    Figure,
+    Fleet,
+    WhatIf,
+    compare,
+    fitted,
+    read_options,
+    size_of,
+)
 from analysis.rivals.registry import RIVALS
 from analysis.runs import RunError
 from replayer.arguments import positive_count
@@ -37,6 +46,13 @@ class WhatIfOptions:
     instances: int | None = flag(
         positive_count, "so many instances (default: as many as the log has)", None
     )
+    config: Path | None = flag(
+        Path,
+        "the proxy's options in the log's time, as cache-proxy --print-config writes them "
+        "(default: the defaults)",
+        None,
+    )
+    other_config: Path | None = flag(Path, "other options, in the same form", None)
     kv_tokens: int | None = flag(
         positive_count,
         "KV of an instance in tokens, as the engine prints it at its start (default: 393,216, and "
@@ -49,26 +65,40 @@ class WhatIfOptions:
 
 
 def _perform(options: WhatIfOptions, console: Console) -> Result:
-    if options.policy is not None:
-        named("policy", (options.policy,), RIVALS, RunError)
     if options.instances is not None and options.instances > MOST_INSTANCES:
         raise RunError(f"--instances: must be 1 to {MOST_INSTANCES}, not {options.instances}")
     load = read_load(options.log, options.model, options.kv_tokens, options.last)
     if load.policy not in RIVALS:
         raise RunError(f"{options.log}: ran with {load.policy}, which virtual time does not have")
-    size = size_of(load, options.kv_tokens)
+    size, fleets = size_of(load, options.kv_tokens), _fleets(options, load)
     steps = Steps("what-if")
     steps.say(f"{len(load.requests):,} requests read; the engines are fitted, a minute or two")
     engine = fitted(load, size), size
     steps.say("the engines are fitted")
-    asked = Fleet(options.policy or load.policy, options.instances or len(load.names))
-    result = compare(load, asked, engine, steps)
+    result = compare(load, *fleets, engine, steps)
     say(console, verdict(result))
     for line in (reproduced(result), *notes(result, options.kv_tokens)):
         say(console, line)
     print_figures(result, console)
     status = 0 if result.trusted else EXIT_NOT_TO_BE_TRUSTED
     return Result(result.document() | {"verdict": verdict(result)}, status=status)
+
+
+def _fleets(options: WhatIfOptions, load: LoggedLoad) -> tuple[Fleet, Fleet]:
+    """Return what ran, and what is asked: all is as it was but for what was given."""
+    ran = Fleet.of(load.policy, len(load.names), options.config)
+    if (had := _policy_of(options.config) or load.policy) != load.policy:
+        raise RunError(f"{options.config}: has offload_policy {had}, but the log {load.policy}")
+    path = options.other_config
+    policy = options.policy or _policy_of(path) or load.policy
+    named("policy", (policy,), RIVALS, RunError)
+    asked = Fleet.of(policy, options.instances or ran.instances, path)
+    return ran, asked if path else replace(asked, options=ran.options, file=ran.file)
+
+
+def _policy_of(path: Path | None) -> str | None:
+    found = None if path is None else read_options(path).get("offload_policy")
+    return None if found is None else str(found)
 
 
 WHAT_IF = Experiment(
@@ -102,12 +132,13 @@ def verdict(result: WhatIf) -> str:
 def _named(result: WhatIf) -> tuple[str, str]:
     """Name what ran and what was asked, by what differs."""
     ran, asked = result.ran, result.asked
-    if ran.instances == asked.instances:
-        return ran.policy, asked.policy
-    names = [
-        f"{one.policy} on {one.instances} instance{'s' * (one.instances > 1)}"
-        for one in (ran, asked)
-    ]
+    names = [ran.policy, asked.policy]
+    if ran.instances != asked.instances:
+        names = [
+            f"{name} on {one.instances}" for name, one in zip(names, (ran, asked), strict=True)
+        ]
+    if ran.options != asked.options:
+        names[1] += f" with {asked.file}"
     return names[0], names[1]
 
 

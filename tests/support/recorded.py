@@ -97,7 +97,7 @@ def write_run(
                 "session_id": row.session_id,
                 "turn": turns.setdefault(row.session_id, 0),
                 "model": "sim",
-                "policy": str(record["proxy"]["offload_policy"]),
+                "policy": str(recorded.proxy["offload_policy"]),
                 "outcome": "ok",
                 "hit_tokens": round(row.prompt_tokens * row.estimated_hit_ratio),
                 "reachable_hit_tokens": round(row.prompt_tokens * row.estimated_hit_ratio),
