@@ -12,6 +12,7 @@ before, where that takes longer in virtual time.
 from __future__ import annotations
 
 import statistics
+import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from analysis.check.logs import CheckSample, Overhead, P, legs_of
 from analysis.measures import is_number
 from analysis.runs import RunError, log_records
 from replayer.virtual.arrivals import Planned
+from replayer.virtual.legs import RecordedLeg
 from replayer.virtual.load import TraceTurn
 
 Record = Mapping[str, Any]
@@ -38,6 +40,9 @@ TEXTS = ("policy", "decode_instance", P, "model", "session_id", "fallback")
 FIELDS = (*NUMBERS, *TEXTS, "candidates")
 """What a line has, perhaps as null."""
 MOST_TOKENS = 10_000_000
+MOST_INSTANCES = 256
+MOST_MODELS = 20
+"""Models of a log that are told."""
 MOST_S = 8 * 86_400.0
 BACKWARDS_S = 60.0
 """A line whose request ended so long before that of the line above is not of the same log."""
@@ -48,6 +53,8 @@ KNOWN_RATIO = 0.99
 """D had the most that was reachable if it had this part of it."""
 EVICTING_RATIO = 0.5
 """A prompt may have been evicted once so much of the KV's size was computed after it."""
+EARLY, EARLIER_S = "early", 60.0
+"""The kind of the legs that fill the engines' caches, and how far they are apart."""
 OPEN = 256
 """Conversations without a session's name that a prompt may continue: the latest."""
 
@@ -92,13 +99,21 @@ class LoggedLoad:
     left_out: int
 
     def samples(self, most: int) -> list[CheckSample]:
-        """Return the legs of the first requests."""
+        """Return the legs of the first requests, and before them what engines had by then."""
         number = {name: at for at, name in enumerate(self.names)}
         origin_s = self.requests[0].record["t_proxy_recv"]
         found: list[CheckSample] = []
+        early: list[CheckSample] = []
         for at, one in enumerate(self.requests[:most]):
-            found += legs_of(one.record, str(at), one.planned.turn.blocks, number, origin_s)
-        return found
+            blocks, row = one.planned.turn.blocks, one.record
+            cached = 0 if one.known or row[P] else row["cached_tokens"] or 0
+            if cached:
+                sent_s = -EARLIER_S * (len(early) + 1)
+                held = blocks[: round(cached / self.block_tokens)]
+                leg = RecordedLeg(number[row["decode_instance"]], sent_s, cached, held, 1)
+                early.append(CheckSample(leg, EARLY, None))
+            found += legs_of(row, str(at), blocks, number, origin_s)
+        return early + found
 
     def overheads(self, most: int) -> list[Overhead]:
         """Return what passed between receipt and first leg, without the wait in the queue."""
@@ -114,46 +129,78 @@ def _overhead_s(row: Record) -> float:
 
 def read_load(path: Path, model: str | None, kv_tokens: int | None, last: int) -> LoggedLoad:
     """Read the last requests of a log; raises RunError."""
-    found, left_out = _read(path)
-    rows = sorted(_of_model(path, found, model), key=lambda row: row["t_proxy_recv"])[-last:]
-    if not any(row["t_first_token"] for row in rows):
-        raise RunError(f"{path}: has no streams with counted tokens: no TTFT is known")
-    policies = sorted({row["policy"] for row in rows})
-    if len(policies) > 1:
-        raise RunError(f"{path}: must be of one policy, not of {', '.join(policies)}")
-    if max(row["t_done"] for row in rows) - rows[0]["t_proxy_recv"] > MOST_S:
-        raise RunError(f"{path}: must span {MOST_S / 86_400:.0f} days at most: --last takes fewer")
-    block = _block_tokens(rows)
-    requests = tuple(_Reading(rows, block, kv_tokens).requests())
-    return LoggedLoad(requests, _instances(rows), policies[0], block, left_out)
-
-
-def _read(path: Path) -> tuple[list[Record], int]:
-    """Read the records of requests that were served, and count the other lines."""
-    found: list[Record] = []
-    left_out, before_s = 0, 0.0
+    log = _Log(path, model, deque(maxlen=last))
     try:
         for line, (_name, record) in enumerate(log_records(path), start=1):
-            if record.get("outcome") != "ok":
-                left_out += 1
-                continue
-            if missing := [name for name in FIELDS if name not in record]:
-                raise RunError(f"{path}:{line}: is of an older form: it has no {missing[0]}")
-            if not _is_whole(record):
-                left_out += 1
-                continue
-            if (back_s := before_s - record["t_done"]) > BACKWARDS_S:
-                raise RunError(
-                    f"{path}:{line}: ended {back_s:,.0f} s before the line above: the log must be "
-                    "of one proxy, in its order"
-                )
-            before_s = record["t_done"]
-            found.append(record)
+            log.add(line, record)
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
-    if not found:
-        raise RunError(f"{path}: has no line of a request that was served, with counted tokens")
-    return found, left_out
+    rows = sorted(log.rows, key=lambda row: row["t_proxy_recv"])
+    if problem := log.problem() or _problem(rows):
+        raise RunError(f"{path}: {problem}")
+    names = tuple(dict.fromkeys(name for row in rows for name in row["names"]))
+    if len(names) > MOST_INSTANCES:
+        raise RunError(f"{path}: must have {MOST_INSTANCES} instances at most, not {len(names)}")
+    block = _block_tokens(rows)
+    requests = tuple(_Reading(rows, block, kv_tokens).requests())
+    return LoggedLoad(requests, names, rows[0]["policy"], block, log.left_out)
+
+
+@dataclass(slots=True)
+class _Log:
+    """The last requests of a log that were served, in the log's order."""
+
+    path: Path
+    model: str | None
+    rows: deque[Record]
+    left_out: int = 0
+    _models: set[str] = field(default_factory=set)
+    _before_s: float = 0.0
+
+    def add(self, line: int, record: Record) -> None:
+        """Keep what is needed of a record; raises RunError for a log that is none of today's."""
+        is_served = record.get("outcome") == "ok"
+        missing = [name for name in FIELDS if name not in record] if is_served else []
+        if missing:
+            raise RunError(f"{self.path}:{line}: is of an older form: it has no {missing[0]}")
+        if not is_served or not _is_whole(record):
+            self.left_out += 1
+            return
+        if (back_s := self._before_s - record["t_done"]) > BACKWARDS_S:
+            raise RunError(
+                f"{self.path}:{line}: ended {back_s:,.0f} s before the line above: the log must be "
+                "of one proxy, in its order"
+            )
+        self._before_s = record["t_done"]
+        if len(self._models) < MOST_MODELS:
+            self._models.add(str(record["model"]))
+        if self.model in (None, record["model"]):
+            self.rows.append(
+                {name: record[name] for name in (*NUMBERS, *TEXTS)} | {"names": _names(record)}
+            )
+
+    def problem(self) -> str:
+        """Say why there is nothing to repeat; empty if there is."""
+        named = ", ".join(sorted(self._models))
+        if not named:
+            return "has no line of a request that was served, with counted tokens"
+        if not self.rows:
+            return f"--model must be one of {named}, not {self.model}"
+        if self.model is None and len(self._models) > 1:
+            return f"has several models: --model must be one of {named}"
+        return ""
+
+
+def _problem(rows: Sequence[Record]) -> str:
+    """Say why these requests cannot be repeated; empty if they can."""
+    if not any(row["t_first_token"] for row in rows):
+        return "has no streams with counted tokens: no TTFT is known"
+    policies = sorted({row["policy"] for row in rows})
+    if len(policies) > 1:
+        return f"must be of one policy, not of {', '.join(policies)}"
+    if max(row["t_done"] for row in rows) - rows[0]["t_proxy_recv"] > MOST_S:
+        return f"must span {MOST_S / 86_400:.0f} days at most: --last takes fewer requests"
+    return ""
 
 
 def _is_whole(record: Record) -> bool:
@@ -162,30 +209,18 @@ def _is_whole(record: Record) -> bool:
     return (
         all(record[name] is not None for name in NEEDED)
         and all(record[n] is None or fits(record[n]) for names, fits in kinds for n in names)
-        and all(0 <= record[name] <= MOST_TOKENS for name in COUNTS)
+        and all(isinstance(record[n], int) and 0 <= record[n] <= MOST_TOKENS for n in COUNTS)
         and min(record["isl_tokens"], record["prompt_tokens"], record["osl_tokens"]) >= 1
         and isinstance(record["candidates"] or [], list)
     )
 
 
-def _of_model(path: Path, found: Sequence[Record], model: str | None) -> list[Record]:
-    named = sorted({str(row["model"]) for row in found})
-    if len(named) > 1 and model is None:
-        raise RunError(f"{path}: has several models: --model must be one of {', '.join(named)}")
-    if model is not None and model not in named:
-        raise RunError(f"--model: must be one of {', '.join(named)}, not {model}")
-    return [row for row in found if model in (None, row["model"])]
-
-
-def _instances(rows: Sequence[Record]) -> tuple[str, ...]:
+def _names(record: Record) -> tuple[str, ...]:
     """Return the instances that were asked, or might have been."""
-    found: dict[str, None] = {}
-    for row in rows:
-        named = [row["decode_instance"], row[P]]
-        for one in row["candidates"] or ():
-            named += [one.get("instance"), one.get("prefill")] if isinstance(one, dict) else []
-        found |= dict.fromkeys(name for name in named if isinstance(name, str))
-    return tuple(found)
+    named = [record["decode_instance"], record[P]]
+    for one in record["candidates"] or ():
+        named += [one.get("instance"), one.get("prefill")] if isinstance(one, dict) else []
+    return tuple(sys.intern(name) for name in named if isinstance(name, str))
 
 
 def _block_tokens(rows: Sequence[Record]) -> int:
@@ -233,14 +268,15 @@ class _Reading:
             hit = _hit_tokens(row)
             before = self._before(row, hit)
             if before is None:
-                blocks = self._begun(row, hit or usual)
+                blocks = self._begun(row, hit or usual if row["turn"] == 0 else min(hit, usual))
             else:
                 hit = self._with_evicted(row, hit, before)
                 blocks = self._filled(row, before.blocks, hit)
             name = before.name if before else row["session_id"] or f"request {place}"
             self._computed[row["decode_instance"]] += row["prompt_tokens"] - hit
             done = self._computed[row["decode_instance"]]
-            self._note(_Conversation(name, place, row, blocks, done))
+            if row["turn"] is not None:
+                self._note(_Conversation(name, place, row, blocks, done))
             planned = self._planned(row, name, blocks, hit, before)
             yield LoggedRequest(row, planned, known=before is not None or not row["turn"])
 
@@ -277,6 +313,8 @@ class _Reading:
 
     def _before(self, row: Record, hit: int) -> _Conversation | None:
         """Return the turn before; without a name the shortest prompt that is long enough."""
+        if row["turn"] is None:
+            return None
         if row["session_id"] is not None:
             return self._sessions.get(row["session_id"])
         found = [

@@ -20,7 +20,7 @@ import numpy as np
 from analysis.bench.stats import change
 from analysis.check.fit import JITTER, Fit, fit, guess, line, with_unseen
 from analysis.check.intervals import Values, interval, percentiles, shares
-from analysis.check.logged import LoggedLoad, LoggedRequest, Record
+from analysis.check.logged import EARLY, LoggedLoad, LoggedRequest, Record
 from analysis.check.logs import CheckSample
 from analysis.measures import percentile
 from analysis.rivals.registry import RIVALS
@@ -169,7 +169,10 @@ def size_of(load: LoggedLoad, kv_tokens: int | None) -> EngineOptions:
 def fitted(load: LoggedLoad, size: EngineOptions) -> Fit:
     """Fit the engines to the first requests of the log; raises RunError."""
     sizes = [size] * len(load.names)
-    samples = _with_true_hits(load, load.samples(FIT_REQUESTS), size)
+    samples = load.samples(FIT_REQUESTS)
+    if not any(one.first_s for one in samples):
+        raise RunError(f"the first {FIT_REQUESTS} requests have no stream to fit engines to")
+    samples = _with_true_hits(load, samples, size)
     return with_unseen(fit(samples, sizes), sizes)
 
 
@@ -182,7 +185,7 @@ def _with_true_hits(
     rows = iter(load.requests)
     found = []
     for sample, leg in zip(samples, ended, strict=True):
-        row = None if sample.kind == "prefill" else next(rows).record
+        row = None if sample.kind in ("prefill", EARLY) else next(rows).record
         wrong = sample.kind == "first" and row and _is_wrong(row, leg.local_hit_tokens)
         found.append(replace(sample, first_s=None) if wrong else sample)
     return found

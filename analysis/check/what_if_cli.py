@@ -14,7 +14,7 @@ from analysis.bench.progress import EQUAL_RATIO, Steps
 from analysis.bench.runner import Experiment, Result
 from analysis.bench.stats import INTERVAL_PERCENT
 from analysis.bench.tables import number, say, table
-from analysis.check.logged import LoggedLoad, read_load
+from analysis.check.logged import MOST_INSTANCES, LoggedLoad, read_load
 from analysis.check.what_if import (
     BOUND,
     Figure,
@@ -31,7 +31,6 @@ from replayer.arguments import positive_count
 
 LAST = 20_000
 FEW_SESSIONS = 10
-MOST_INSTANCES = 256
 EXIT_NOT_TO_BE_TRUSTED = 1
 
 

@@ -11,7 +11,7 @@ UNIX_S = 1_700_000_000.0
 
 def line(
     session: str | None,
-    turn: int,
+    turn: int | None,
     at_s: float,
     prompt: int = 1600,
     output: int = 10,

@@ -13,7 +13,7 @@ def test_the_first_figure_is_that_of_all():
     sessions = np.array([0, 0, 1])
     assert percentiles(values, 50, sessions)[0] == 3.0
     assert percentiles(values, 90, sessions)[0] == 6.0
-    assert shares(values > 2.5, sessions)[0] == pytest.approx(4 / 6)
+    assert shares((values > 2.5).astype(float), sessions)[0] == pytest.approx(4 / 6)
 
 
 def test_sessions_are_drawn_whole():

@@ -53,7 +53,7 @@ def test_what_another_instance_had_counts(tmp_path):
 
 
 def test_kv_from_p_is_no_hit(tmp_path):
-    moved = {"prefill_instance": "b", "t_prefill_sent": 3.0, "t_prefill_done": 3.2}
+    moved: dict[str, Any] = {"prefill_instance": "b", "t_prefill_sent": 3.0, "t_prefill_done": 3.2}
     load = load_of(
         tmp_path, line("s", 0, 0.0), line("s", 1, 3.0, prompt=1700, cached=1700, hit=160, **moved)
     )
@@ -105,9 +105,35 @@ def test_what_began_before_the_log_is_load_only(tmp_path):
     assert [one.known for one in cut.requests] == [False, True]
 
 
+def test_a_beginning_is_not_what_a_session_had_before_the_log(tmp_path):
+    load = load_of(
+        tmp_path,
+        line("s", 7, 0.0, prompt=1600, cached=1440),
+        line("t", 7, 1.0, prompt=1600, cached=1440),
+        line("t", 8, 4.0, prompt=1900, cached=1600),
+    )
+    assert shared_blocks(load, 0, 1) == 0
+    early, other, first, *_ = load.samples(3)
+    assert (early.leg.prompt_tokens, early.leg.blocks) == (1440, first.leg.blocks[:90])
+    assert early.leg.sent_s < 0 > other.leg.sent_s
+    assert early.first_s is None
+
+
+def test_what_is_no_turn_stands_apart(tmp_path):
+    load = load_of(
+        tmp_path,
+        line("s", 0, 0.0),
+        line("s", None, 2.0, prompt=320),
+        line("s", 1, 3.0, prompt=1700, cached=1600),
+    )
+    assert [one.planned.turn.new_tokens for one in load.requests] == [1600, 320, 100]
+    assert [one.known for one in load.requests] == [True, True, True]
+    assert load.requests[2].planned.wait_for == (0,)
+
+
 def test_times_are_those_of_the_log(tmp_path):
-    whole = line("t", 0, 1.0, t_first_token=None)
-    load = load_of(tmp_path, line("s", 0, 0.0, output=11, end=1.25), whole)
+    in_one_piece = line("t", 0, 1.0, t_first_token=None)
+    load = load_of(tmp_path, line("s", 0, 0.0, output=11, end=1.25), in_one_piece)
     stream, whole = load.requests
     assert stream.ttft_s == pytest.approx(0.25)
     assert stream.tpot_s == pytest.approx(0.1)
@@ -116,7 +142,8 @@ def test_times_are_those_of_the_log(tmp_path):
     assert [one.seconds for one in load.overheads(1)] == [pytest.approx(0.01)]
     first, second = load.samples(2)
     assert first.first_s == pytest.approx(0.24)
-    assert (second.leg.sent_s, second.first_s) == (pytest.approx(1.01), None)
+    assert second.leg.sent_s == pytest.approx(1.01)
+    assert second.first_s is None
 
 
 def test_what_was_not_served_is_left_out(tmp_path):
@@ -147,7 +174,7 @@ def test_a_log_that_cannot_be_repeated_is_one_line(tmp_path):
         with pytest.raises(RunError, match=text) as raised:
             load_of(tmp_path, *lines)
         assert "\n" not in str(raised.value)
-    with pytest.raises(RunError, match="--model: must be one of m, not n"):
+    with pytest.raises(RunError, match="--model must be one of m, not n"):
         load_of(tmp_path, good, model="n")
     with pytest.raises(RunError, match="nix: cannot be read: No such file"):
         read_load(tmp_path / "nix", None, None, 100)

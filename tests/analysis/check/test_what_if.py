@@ -5,6 +5,7 @@ import pytest
 from analysis.check import what_if
 from analysis.check.fit import NAMES, Fit
 from analysis.check.logged import LoggedLoad, read_load
+from analysis.check.logs import CheckSample
 from analysis.check.what_if import Fleet, WhatIf, compare, fitted, size_of
 from analysis.runs import RunError
 from replayer.engine.types import EngineOptions
@@ -92,10 +93,15 @@ def test_a_leg_of_other_hits_is_not_fitted_to(tmp_path, monkeypatch):
         line("t", 0, 9.0),
     ]
     load = read_load(write_log(tmp_path / "log", lines), None, None, 10)
-    given = []
-    monkeypatch.setattr(what_if, "fit", lambda samples, _: given.append(samples) or KNOWN)
+    given: list[CheckSample] = []
+
+    def taken(samples: list[CheckSample], _: object) -> Fit:
+        given.extend(samples)
+        return KNOWN
+
+    monkeypatch.setattr(what_if, "fit", taken)
     fitted(load, size_of(load, None))
-    assert [one.first_s is None for one in given[0]] == [False, True, False]
+    assert [one.first_s is None for one in given] == [False, True, False]
 
 
 def test_an_engine_has_room_for_the_longest_request(tmp_path):

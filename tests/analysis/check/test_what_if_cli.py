@@ -94,7 +94,7 @@ def test_replay_has_it_too(log, capsys, monkeypatch):
     [
         (("--policy", "best"), "--policy: must be of cost, session-sticky, "),
         (("--instances", "257"), "--instances: must be 1 to 256, not 257"),
-        (("--model", "n"), "--model: must be one of m, not n"),
+        (("--model", "n"), "{log}: --model must be one of m, not n"),
         (("--kv-tokens", "9"), "--kv-tokens: must be 1,642 at least"),
     ],
 )
@@ -103,7 +103,7 @@ def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, more, text):
     monkeypatch.setattr(sys, "argv", ["replay", "what-if", str(path), *more])
     assert replay() == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"replay: {text}")
+    assert told.startswith("replay: " + text.format(log=path))
     assert told.count("\n") == 1
 
 
