@@ -41,8 +41,8 @@ FIELDS = (*NUMBERS, *TEXTS, "candidates")
 """What a line has, perhaps as null."""
 MOST_TOKENS = 10_000_000
 MOST_INSTANCES = 256
-MOST_MODELS = 20
-"""Models of a log that are told."""
+MOST_MODELS, MOST_CHARS = 20, 60
+"""Models of a log that are told, and how much of their names."""
 MOST_S = 8 * 86_400.0
 BACKWARDS_S = 60.0
 """A line whose request ended so long before that of the line above is not of the same log."""
@@ -172,20 +172,21 @@ class _Log:
                 "of one proxy, in its order"
             )
         self._before_s = record["t_done"]
+        model = record["model"] or ""
         if len(self._models) < MOST_MODELS:
-            self._models.add(str(record["model"]))
-        if self.model in (None, record["model"]):
+            self._models.add(model)
+        if self.model in (None, model):
             self.rows.append(
                 {name: record[name] for name in (*NUMBERS, *TEXTS)} | {"names": _names(record)}
             )
 
     def problem(self) -> str:
         """Say why there is nothing to repeat; empty if there is."""
-        named = ", ".join(sorted(self._models))
+        named = ", ".join(repr(name[:MOST_CHARS]) for name in sorted(self._models))
         if not named:
             return "has no line of a request that was served, with counted tokens"
         if not self.rows:
-            return f"--model must be one of {named}, not {self.model}"
+            return f"--model must be one of {named}, not {self.model!r}"
         if self.model is None and len(self._models) > 1:
             return f"has several models: --model must be one of {named}"
         return ""

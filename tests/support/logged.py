@@ -27,7 +27,7 @@ def line(
     """
     hit = cached if hit is None else hit
     came_s = UNIX_S + at_s
-    found = {
+    found: dict[str, Any] = {
         "request_id": f"{session}.{turn}",
         "session_id": session,
         "turn": turn,

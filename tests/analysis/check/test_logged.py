@@ -167,14 +167,17 @@ def test_a_log_that_cannot_be_repeated_is_one_line(tmp_path):
         ([good | {"t_first_token": None}], "has no streams with counted tokens"),
         ([good, old], "log:2: is of an older form: it has no reachable_hit_tokens"),
         ([good, other], "must be of one policy, not of cost, never"),
-        ([good, good | {"model": "n"}], "has several models: --model must be one of m, n"),
+        (
+            [good, good | {"model": "n\n"}],
+            r"has several models: --model must be one of 'm', 'n\\n'",
+        ),
         ([line("s", 0, 500.0), good], "log:2: ended 500 s before the line above"),
         ([good, line("s", 1, 9e5)], "must span 8 days at most"),
     ):
         with pytest.raises(RunError, match=text) as raised:
             load_of(tmp_path, *lines)
         assert "\n" not in str(raised.value)
-    with pytest.raises(RunError, match="--model must be one of m, not n"):
+    with pytest.raises(RunError, match="--model must be one of 'm', not 'n'"):
         load_of(tmp_path, good, model="n")
     with pytest.raises(RunError, match="nix: cannot be read: No such file"):
         read_load(tmp_path / "nix", None, None, 100)

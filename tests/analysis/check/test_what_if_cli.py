@@ -94,7 +94,7 @@ def test_replay_has_it_too(log, capsys, monkeypatch):
     [
         (("--policy", "best"), "--policy: must be of cost, session-sticky, "),
         (("--instances", "257"), "--instances: must be 1 to 256, not 257"),
-        (("--model", "n"), "{log}: --model must be one of m, not n"),
+        (("--model", "n"), "{log}: --model must be one of 'm', not 'n'"),
         (("--kv-tokens", "9"), "--kv-tokens: must be 1,642 at least"),
     ],
 )
