@@ -15,7 +15,7 @@ import statistics
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,8 @@ KNOWN_RATIO = 0.99
 """D had the most that was reachable if it had this part of it."""
 EVICTING_RATIO = 0.5
 """A prompt may have been evicted once so much of the KV's size was computed after it."""
+UNTIMED = 4
+"""Of a part of a log one request in so many, the first ones, is not timed."""
 EARLY, EARLIER_S = "early", 60.0
 """The kind of the legs that fill the engines' caches, and how far they are apart."""
 OPEN = 256
@@ -61,11 +63,15 @@ OPEN = 256
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """One request that was served. `known`: its session's turns before it are in the log."""
+    """One request that was served.
+
+    `known`: its session's turns before it are in the log; `before`: the place of the last of them.
+    """
 
     record: Record
     planned: Planned
     known: bool
+    before: int | None
 
     @property
     def ttft_s(self) -> float | None:
@@ -98,26 +104,43 @@ class LoggedLoad:
     block_tokens: int
     left_out: int
 
-    def samples(self, most: int) -> list[CheckSample]:
-        """Return the legs of the first requests, and before them what engines had by then."""
+    def middle(self, most: int) -> range:
+        """Return the places of so many requests; the beginning may be unlike the rest."""
+        start = max(0, len(self.requests) - most) // 2
+        return range(start, min(start + most, len(self.requests)))
+
+    def samples(self, places: range) -> list[CheckSample]:
+        """Return the legs of these requests, and before them what engines had by then.
+
+        What ran when the first of them came is not among them, so their times are not either.
+        """
         number = {name: at for at, name in enumerate(self.names)}
-        origin_s = self.requests[0].record["t_proxy_recv"]
+        origin_s = self.requests[places.start].record["t_proxy_recv"]
+        timed = places.start + (len(places) // UNTIMED if places.start else 0)
         found: list[CheckSample] = []
         early: list[CheckSample] = []
-        for at, one in enumerate(self.requests[:most]):
+        for at in places:
+            one = self.requests[at]
             blocks, row = one.planned.turn.blocks, one.record
-            cached = 0 if one.known or row[P] else row["cached_tokens"] or 0
-            if cached:
-                sent_s = -EARLIER_S * (len(early) + 1)
-                held = blocks[: round(cached / self.block_tokens)]
-                leg = RecordedLeg(number[row["decode_instance"]], sent_s, cached, held, 1)
+            if held := self._held(one, places.start):
+                tokens, sent_s = len(held) * self.block_tokens, -EARLIER_S * (len(early) + 1)
+                leg = RecordedLeg(number[row["decode_instance"]], sent_s, tokens, held, 1)
                 early.append(CheckSample(leg, EARLY, None))
-            found += legs_of(row, str(at), blocks, number, origin_s)
+            for sample in legs_of(row, str(at), blocks, number, origin_s):
+                is_timed = at >= timed
+                found.append(sample if is_timed else replace(sample, first_s=None, tpot_s=None))
         return early + found
 
-    def overheads(self, most: int) -> list[Overhead]:
+    def _held(self, one: LoggedRequest, start: int) -> tuple[int, ...]:
+        """Return the blocks that a request hit and that none of the requests since `start` made."""
+        row, before = one.record, one.before
+        is_made = (one.known and not start) if before is None else before >= start
+        cached = 0 if is_made or row[P] else row["cached_tokens"] or 0
+        return one.planned.turn.blocks[: round(cached / self.block_tokens)]
+
+    def overheads(self, places: range) -> list[Overhead]:
         """Return what passed between receipt and first leg, without the wait in the queue."""
-        rows = [one.record for one in self.requests[:most]]
+        rows = [self.requests[at].record for at in places]
         return [Overhead(row["prompt_tokens"], _overhead_s(row)) for row in rows]
 
 
@@ -279,7 +302,8 @@ class _Reading:
             if row["turn"] is not None:
                 self._note(_Conversation(name, place, row, blocks, done))
             planned = self._planned(row, name, blocks, hit, before)
-            yield LoggedRequest(row, planned, known=before is not None or not row["turn"])
+            known = before is not None or not row["turn"]
+            yield LoggedRequest(row, planned, known, before.place if before else None)
 
     def _planned(
         self,

@@ -36,8 +36,8 @@ from replayer.virtual.legs import run_legs
 from replayer.virtual.recorded import router_config
 from replayer.virtual.requests import VirtualOptions, VirtualRow, keeps_slo
 
-FIT_REQUESTS = 100
-"""The first requests, to which the engines are fitted: a fit repeats them a thousand times."""
+FIT_REQUESTS = 150
+"""Requests to which the engines are fitted: a fit repeats them a thousand times."""
 FACTORS = JITTER[:5]
 BOUND = 0.1
 """A verdict holds if TTFT p50 and p90 of the policy that ran are so near to those of the log."""
@@ -167,13 +167,12 @@ def size_of(load: LoggedLoad, kv_tokens: int | None) -> EngineOptions:
 
 
 def fitted(load: LoggedLoad, size: EngineOptions) -> Fit:
-    """Fit the engines to the first requests of the log; raises RunError."""
+    """Fit the engines to the middle of the log; raises RunError."""
     sizes = [size] * len(load.names)
-    samples = load.samples(FIT_REQUESTS)
+    samples = load.samples(load.middle(FIT_REQUESTS))
     if not any(one.first_s for one in samples):
-        raise RunError(f"the first {FIT_REQUESTS} requests have no stream to fit engines to")
-    samples = _with_true_hits(load, samples, size)
-    return with_unseen(fit(samples, sizes), sizes)
+        raise RunError(f"no stream is among the {FIT_REQUESTS} requests in the middle of the log")
+    return with_unseen(fit(_with_true_hits(load, samples, size), sizes), sizes)
 
 
 def _with_true_hits(
@@ -182,12 +181,15 @@ def _with_true_hits(
     """Take the time from legs for which the model has other hits than the log."""
     engine = guess(samples).engine(size)
     ended = run_legs([one.leg for one in samples], [engine] * len(load.names))
-    rows = iter(load.requests)
+    places = iter(load.middle(FIT_REQUESTS))
     found = []
     for sample, leg in zip(samples, ended, strict=True):
-        row = None if sample.kind in ("prefill", EARLY) else next(rows).record
-        wrong = sample.kind == "first" and row and _is_wrong(row, leg.local_hit_tokens)
-        found.append(replace(sample, first_s=None) if wrong else sample)
+        at = None if sample.kind in ("prefill", EARLY) else next(places)
+        if at is not None and sample.kind == "first":
+            wrong = _is_wrong(load.requests[at].record, leg.local_hit_tokens)
+            found.append(replace(sample, first_s=None) if wrong else sample)
+        else:
+            found.append(sample)
     return found
 
 
@@ -206,7 +208,7 @@ def compare(
 ) -> WhatIf:
     """Run both policies on the load, and compare them with each other and with the log."""
     found, size = engine
-    proxy = IntakeCost(*line(load.overheads(FIT_REQUESTS)))
+    proxy = IntakeCost(*line(load.overheads(load.middle(FIT_REQUESTS))))
     runs: dict[Fleet, list[list[VirtualRow]]] = {as_it_was: [], asked: []}
     tasks = [(fleet, factor) for fleet in runs for factor in FACTORS]
     for done, (fleet, factor) in enumerate(tasks, start=1):

@@ -100,7 +100,7 @@ def write_run(
                 "policy": str(recorded.proxy["offload_policy"]),
                 "outcome": "ok",
                 "hit_tokens": round(row.prompt_tokens * row.estimated_hit_ratio),
-                "reachable_hit_tokens": round(row.prompt_tokens * row.estimated_hit_ratio),
+                "reachable_hit_tokens": max(0, row.prompt_tokens - row.new_tokens),
                 "candidates": [{"instance": name, "prefill": None} for name in names],
                 "t_queued": None,
                 "t_decided": UNIX_S + decided_s,

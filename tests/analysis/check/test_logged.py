@@ -113,7 +113,7 @@ def test_a_beginning_is_not_what_a_session_had_before_the_log(tmp_path):
         line("t", 8, 4.0, prompt=1900, cached=1600),
     )
     assert shared_blocks(load, 0, 1) == 0
-    early, other, first, *_ = load.samples(3)
+    early, other, first, *_ = load.samples(load.middle(3))
     assert (early.leg.prompt_tokens, early.leg.blocks) == (1440, first.leg.blocks[:90])
     assert early.leg.sent_s < 0 > other.leg.sent_s
     assert early.first_s is None
@@ -139,8 +139,8 @@ def test_times_are_those_of_the_log(tmp_path):
     assert stream.tpot_s == pytest.approx(0.1)
     assert stream.e2e_s == pytest.approx(1.25)
     assert (whole.ttft_s, whole.tpot_s) == (None, None)
-    assert [one.seconds for one in load.overheads(1)] == [pytest.approx(0.01)]
-    first, second = load.samples(2)
+    assert [one.seconds for one in load.overheads(range(1))] == [pytest.approx(0.01)]
+    first, second = load.samples(load.middle(2))
     assert first.first_s == pytest.approx(0.24)
     assert second.leg.sent_s == pytest.approx(1.01)
     assert second.first_s is None
