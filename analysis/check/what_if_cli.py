@@ -76,7 +76,7 @@ def _perform(options: WhatIfOptions, console: Console) -> Result:
     steps.say("the engines are fitted")
     result = compare(load, *fleets, engine, steps)
     say(console, verdict(result))
-    for line in (reproduced(result), *notes(result, options.kv_tokens)):
+    for line in (reproduced(result), *notes(result, options)):
         say(console, line)
     print_figures(result, console)
     status = 0 if result.trusted else EXIT_NOT_TO_BE_TRUSTED
@@ -163,7 +163,7 @@ def _off(result: WhatIf) -> str:
     return f"TTFT p50 {_percent(p50.off)} %, p90 {_percent(p90.off)} %"
 
 
-def notes(result: WhatIf, kv_tokens: int | None) -> Iterator[str]:
+def notes(result: WhatIf, options: WhatIfOptions) -> Iterator[str]:
     """Say what may make a verdict worth less."""
     if result.left_out:
         yield f"note: {result.left_out:,} lines left out: not served, or tokens not counted"
@@ -176,8 +176,10 @@ def notes(result: WhatIf, kv_tokens: int | None) -> Iterator[str]:
         yield f"note: {result.sessions} sessions are few for an interval"
     if result.offloads[2] and "x0" not in result.fitted.seen:
         yield "note: the log has no offload: transfers take what engine-sim's take"
-    if kv_tokens is None:
-        yield f"note: instances count with {result.kv_tokens:,} tokens of KV; --kv-tokens says it"
+    if options.kv_tokens is None:
+        yield f"note: without --kv-tokens an instance counts with {result.kv_tokens:,} tokens of KV"
+    if options.config is None:
+        yield "note: without --config the proxy's options count as the defaults"
 
 
 def print_figures(result: WhatIf, console: Console) -> None:
