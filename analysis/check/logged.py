@@ -166,6 +166,8 @@ def read_load(path: Path, model: str | None, kv_tokens: int | None, last: int) -
         raise RunError(f"{path}: must have {MOST_INSTANCES} instances at most, not {len(names)}")
     block = _block_tokens(rows)
     requests = tuple(_Reading(rows, block, kv_tokens).requests())
+    if not any(one.ttft_s for one in requests):
+        raise RunError(f"{path}: has no streams with counted tokens whose session began in it")
     return LoggedLoad(requests, names, rows[0]["policy"], block, log.left_out)
 
 
@@ -217,8 +219,6 @@ class _Log:
 
 def _problem(rows: Sequence[Record]) -> str:
     """Say why these requests cannot be repeated; empty if they can."""
-    if not any(row["t_first_token"] for row in rows):
-        return "has no streams with counted tokens: no TTFT is known"
     policies = sorted({row["policy"] for row in rows})
     if len(policies) > 1:
         return f"must be of one policy, not of {', '.join(policies)}"

@@ -125,7 +125,7 @@ def legs_of(
 ) -> Iterator[CheckSample]:
     """Yield a request's legs: P's, where the offload went as planned, and the last one on D."""
     whole = row["fallback"] is None and not row["retries"]
-    moved = name if row[P] and whole else None
+    moved = name if row[P] and whole and row["t_prefill_sent"] and row["t_prefill_done"] else None
     p = number[row[P]] if moved else None
     if p is not None:
         sent_s = row["t_prefill_sent"]

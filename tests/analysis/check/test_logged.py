@@ -146,6 +146,11 @@ def test_times_are_those_of_the_log(tmp_path):
     assert second.first_s is None
 
 
+def test_an_offload_that_has_no_times_is_one_leg(tmp_path):
+    load = load_of(tmp_path, line("s", 0, 0.0, prefill_instance="b"))
+    assert [one.kind for one in load.samples(load.middle(1))] == ["first"]
+
+
 def test_what_was_not_served_is_left_out(tmp_path):
     refused = line("t", 0, 1.0, outcome="rejected")
     uncounted = line("u", 0, 1.0, osl_tokens=None)
@@ -165,6 +170,7 @@ def test_a_log_that_cannot_be_repeated_is_one_line(tmp_path):
         ([good | {"prompt_tokens": "many"}], "no line of a request that was served"),
         ([good | {"prompt_tokens": 10**9}], "no line of a request that was served"),
         ([good | {"t_first_token": None}], "has no streams with counted tokens"),
+        ([good | {"turn": 3}], "has no streams with counted tokens whose session began in it"),
         ([good, old], "log:2: is of an older form: it has no reachable_hit_tokens"),
         ([good, other], "must be of one policy, not of cost, never"),
         (
