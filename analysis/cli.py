@@ -44,21 +44,25 @@ COMMANDS = {
         "analysis.check.cli",
         "compare a run through real sockets with its prediction in virtual time",
     ),
+    "what-if": (
+        "analysis.check.what_if_cli",
+        "repeat a proxy's request log in virtual time, under another policy",
+    ),
 }
 """Each command's module, which has `declare(parser)` and `run(options, console)`, and its help."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `analyze`: 0 done, 1 outputs differ (--require-identical) or check fails, 2 bad input."""
+def main(arguments: Sequence[str] | None = None, called: str = "analyze") -> int:
+    """Run `analyze`; 0: done, 1: outputs differ, or virtual time is off the run, 2: bad input."""
     if missing := missing_for_reports():
-        print(f"analyze: {missing}", file=sys.stderr)
+        print(f"{called}: {missing}", file=sys.stderr)
         return 2
     from replayer.terminal import Terminal, printable
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in given if word in COMMANDS), None)
     parser: argparse.ArgumentParser = OneLineParser(
-        prog="analyze", description=str(__doc__).partition("\n")[0]
+        prog=called, description=str(__doc__).partition("\n")[0]
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (module, text) in COMMANDS.items():
@@ -70,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(run(options, Terminal()))
     except (InputError, TraceError) as error:
-        print(f"analyze: {printable(str(error))}", file=sys.stderr)
+        print(f"{called}: {printable(str(error))}", file=sys.stderr)
         return 2
 
 

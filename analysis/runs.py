@@ -184,10 +184,10 @@ def read_log(path: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
 
     The proxy may still be writing the last line.
     """
-    return {name: record for name, record in _records(path) if record and name in wanted}
+    return {name: record for name, record in log_records(path) if record and name in wanted}
 
 
-def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def log_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each line's request id and record; both empty where it is no record of a request."""
     with path.open("rb") as file:
         for line in file:
@@ -206,7 +206,7 @@ def rows_of_log(path: Path) -> tuple[list[dict[str, Any]], int]:
     records.
     """
     try:
-        found = [_row_of_log(record) for _name, record in _records(path)]
+        found = [_row_of_log(record) for _name, record in log_records(path)]
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
     rows = sorted((row for row in found if row is not None), key=lambda row: row["sent_s"])
@@ -285,7 +285,7 @@ def _try_log(
     seen: Counter[str] = Counter()
     last: dict[str, dict[str, Any]] = {}
     try:
-        for name, record in _records(path):
+        for name, record in log_records(path):
             if name in attempts:
                 seen[name] += 1
                 last[name] = record

@@ -47,9 +47,10 @@ BETWEEN = {
 """What the packages may import of each other."""
 EXCEPTIONS = {
     "replayer.replay.cli": ("analysis.report", "analysis.runs"),
+    "replayer.replay.__main__": ("analysis.cli",),
     "replayer.arguments": ("proxy",),
 }
-"""The replayer's command calls the report, lazily, to write it. All commands have one version."""
+"""The replayer's commands call the report and `what-if`, lazily. All commands have one version."""
 MOST_ENTRIES = 12
 """Modules and packages in one folder."""
 MOST_CHAINED = 12

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.check.fit import NAMES, Constants, Fit, fit, line
+from analysis.check.fit import JITTER, NAMES, Constants, Fit, constants_of, fit, line, with_unseen
 from analysis.check.logs import CheckSample, RunLog, read_run_log, samples_of
 from analysis.measures import METRICS, in_target_time, percentile, spread
 from analysis.runs import RunError
@@ -34,11 +34,6 @@ PERCENTS = (50, 90)
 BOUND = ("ttft_s",)
 """Times whose percentiles must be within the bound of the prediction."""
 TIMES = ("ttft_s", "tpot_s", "e2e_s")
-JITTER = (1.0, 0.9995, 1.0005, 0.999, 1.001, 0.9985, 1.0015, 0.998, 1.002)
-"""The prediction is the median of runs with the constants multiplied by these factors. They differ
-by less than a fit can resolve. But one early request that just misses a step changes the load that
-the router sees, and so later placements. Single runs of some hundred requests differ by more than
-10 % in p50 and p90."""
 CLASSES = ("WARM", "MEDIUM", "HEAVY_COLO", "HEAVY_P2P")
 
 
@@ -133,25 +128,6 @@ def check_run(folder: Path) -> Check:
 def engines_of(constants: Constants, sizes: Sequence[EngineOptions]) -> list[EngineOptions]:
     """Return engines of these sizes with these constants."""
     return [constants.engine(one) for one in sizes]
-
-
-def with_unseen(fitted: Fit, engines: Sequence[EngineOptions]) -> Fit:
-    """Replace constants that had no effect in the run by those of `engine-sim`.
-
-    Decisions of the prediction may differ from the run's, and may need a transfer where the run had
-    none.
-    """
-    own, found = constants_of(engines[0]), fitted.constants
-    unseen = {name: getattr(own, name) for name in NAMES if name not in fitted.seen}
-    return replace(fitted, constants=replace(found, **unseen))
-
-
-def constants_of(engine: EngineOptions) -> Constants:
-    """Return an engine model's constants."""
-    step, transfer, intake = engine.step, engine.transfer, engine.intake
-    x1 = transfer.bytes_per_token / transfer.bandwidth
-    steps = (step.a0, step.a1, step.a2, step.a3, step.a4)
-    return Constants(*steps, transfer.x0, x1, intake.fixed_s, intake.per_token_s)
 
 
 @dataclass(frozen=True, slots=True)

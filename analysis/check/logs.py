@@ -7,7 +7,7 @@ duration is a difference of two times of one clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,29 +109,43 @@ def samples_of(recorded: Recorded, log: RunLog, names: Sequence[str]) -> list[Ch
     if unknown := used - {None, *names}:
         raise RunError(f"proxy.jsonl: instances that run.json does not know: {sorted(unknown)}")
     origin_s = min(row["t_proxy_recv"] for row in log.proxy.values())
-    samples = []
+    samples: list[CheckSample] = []
     for request in recorded.requests:
-        row, blocks = log.proxy[request.request_id], blocks_of(request)
-        whole = row["fallback"] is None and not row["retries"]
-        moved = request.request_id if row[P] and whole else None
-        p = number[row[P]] if moved else None
-        if p is not None:
-            sent_s = row["t_prefill_sent"]
-            leg = RecordedLeg(p, sent_s - origin_s, row["prompt_tokens"], blocks, 1, sends=moved)
-            samples.append(CheckSample(leg, "prefill", row["t_prefill_done"] - sent_s))
-        sent_s, osl = row["t_decode_sent"], row["osl_tokens"]
-        tpot_s = (row["t_done"] - row["t_first_token"]) / max(1, osl - 1)
-        leg = RecordedLeg(
-            number[row["decode_instance"]],
-            sent_s - origin_s,
-            row["prompt_tokens"],
-            blocks,
-            osl,
-            fetches=moved,
-            fetches_from=p,
-        )
-        # A retried request stays in the load, but its times span two engines.
-        first_s = row["t_first_token"] - sent_s if whole else None
-        tpot_s = tpot_s if osl >= MIN_DECODED else None
-        samples.append(CheckSample(leg, "moved" if moved else "first", first_s, tpot_s))
+        row, name = log.proxy[request.request_id], request.request_id
+        samples += legs_of(row, name, blocks_of(request), number, origin_s)
     return samples
+
+
+def legs_of(
+    row: Mapping[str, Any],
+    name: str,
+    blocks: tuple[int, ...],
+    number: Mapping[str, int],
+    origin_s: float,
+) -> Iterator[CheckSample]:
+    """Yield a request's legs: P's, where the offload went as planned, and the last one on D."""
+    whole = row["fallback"] is None and not row["retries"]
+    moved = name if row[P] and whole and row["t_prefill_sent"] and row["t_prefill_done"] else None
+    p = number[row[P]] if moved else None
+    if p is not None:
+        sent_s = row["t_prefill_sent"]
+        leg = RecordedLeg(p, sent_s - origin_s, row["prompt_tokens"], blocks, 1, sends=moved)
+        yield CheckSample(leg, "prefill", row["t_prefill_done"] - sent_s)
+    sent_s, osl, begun_s = row["t_decode_sent"], row["osl_tokens"], row["t_first_token"]
+    leg = RecordedLeg(
+        number[row["decode_instance"]],
+        sent_s - origin_s,
+        row["prompt_tokens"],
+        blocks,
+        osl,
+        fetches=moved,
+        fetches_from=p,
+    )
+    kind = "moved" if moved else "first"
+    if begun_s is None:
+        yield CheckSample(leg, kind, None)
+        return
+    # A retried request stays in the load, but its times span two engines.
+    first_s = begun_s - sent_s if whole else None
+    tpot_s = (row["t_done"] - begun_s) / (osl - 1) if osl >= MIN_DECODED else None
+    yield CheckSample(leg, kind, first_s, tpot_s)

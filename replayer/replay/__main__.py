@@ -1,7 +1,7 @@
 """The entry of the command `replay`: it reports missing packages before it sends.
 
-A first word of `COMMANDS` names a command about a trace's file. A trace of such a name is given
-with its folder, as in `./validate`.
+A first word of `COMMANDS` names a command about a trace's file, and `what-if` that of `analyze`. A
+trace of such a name is given with its folder, as in `./validate`.
 """
 
 import sys
@@ -21,6 +21,10 @@ def main() -> int:
 
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
         return survey(sys.argv[1:])
+    if sys.argv[1:2] == ["what-if"]:
+        from analysis.cli import main as analyze
+
+        return analyze(sys.argv[1:], "replay")
     from replayer.replay.cli import main as replay
 
     return replay()

@@ -154,7 +154,8 @@ def build_parser() -> argparse.ArgumentParser:
         "failures, nothing sent, or results not written; 2 bad input or "
         "unreachable target; 130 interrupted (measured results are written).",
         epilog="About a trace's file, without sending: replay validate TRACE, "
-        "replay analyze-trace TRACE, replay export TRACE (a file of such a name: ./validate).",
+        "replay analyze-trace TRACE, replay export TRACE (a file of such a name: ./validate). "
+        "About a request log: replay what-if LOG.",
         formatter_class=Formatter,
     )
     parser.add_argument("trace", type=Path, help="trace file, one request per line, plain or gzip")

@@ -61,14 +61,7 @@ class Recorded:
 
     def config(self) -> RouterConfig:
         """Return the router's options as they were in the run."""
-        named = {field.name: field.name.removesuffix("_s") for field in fields(RouterConfig)}
-        given = {
-            name: _value(self.proxy[option])
-            for name, option in named.items()
-            if option in self.proxy
-        }
-        limits = [_value(self.proxy.get(name, "none")) for name in THRESHOLDS]
-        return RouterConfig(**given, thresholds=Thresholds(*limits))
+        return router_config(self.proxy)
 
     def timeouts(self) -> dict[str, float]:
         """Return the proxy's time limits that the virtual driver applies, in seconds."""
@@ -107,6 +100,32 @@ class Recorded:
             wait_for=tuple(sorted({place[one] for one in request.wait_for if one in place})),
             estimate_factor=seen.estimated_tokens / seen.prompt_tokens,
         )
+
+
+def router_config(proxy: Mapping[str, Any]) -> RouterConfig:
+    """Return the router's options, of the proxy's by name; raises ValueError or TypeError."""
+    usual = RouterConfig(prefill_throughput=1.0)
+    given: dict[str, Any] = {}
+    for field in fields(RouterConfig):
+        option = field.name.removesuffix("_s")
+        if option in proxy:
+            given[field.name] = _value(proxy[option])
+            if not _is_alike(given[field.name], getattr(usual, field.name)):
+                raise ValueError(f"{option}: must not be {proxy[option]!r}")
+    limits = [_value(proxy.get(name, "none")) for name in THRESHOLDS]
+    for name, limit in zip(THRESHOLDS, limits, strict=True):
+        if limit is not None and not _is_alike(limit, 1.0):
+            raise ValueError(f"{name}: must not be {limit!r}")
+    return RouterConfig(**given, thresholds=Thresholds(*limits))
+
+
+def _is_alike(value: Any, usual: Any) -> bool:
+    """Whether a value is of the type of an option's default."""
+    if isinstance(usual, bool):
+        return isinstance(value, bool)
+    if isinstance(usual, int | float):
+        return isinstance(value, int | float) and 0 <= value < float("inf")
+    return value is None or isinstance(value, str)
 
 
 def blocks_of(request: TraceRequest) -> tuple[int, ...]:

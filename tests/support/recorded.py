@@ -71,6 +71,7 @@ def write_run(
     legs = Legs()
     run = simulate(recorded.planned(seen), Router(FleetState(recorded.config())), virtual, [legs])
     client, log = [], []
+    turns: dict[str, int] = {}
     for row, request in zip(run.rows, recorded.requests, strict=True):
         assert row.ttft_s is not None
         assert row.end_s is not None
@@ -93,6 +94,16 @@ def write_run(
         log.append(
             {
                 "request_id": f"{request.request_id}.run",
+                "session_id": row.session_id,
+                "turn": turns.setdefault(row.session_id, 0),
+                "model": "sim",
+                "policy": str(recorded.proxy["offload_policy"]),
+                "outcome": "ok",
+                "hit_tokens": round(row.prompt_tokens * row.estimated_hit_ratio),
+                "reachable_hit_tokens": max(0, row.prompt_tokens - row.new_tokens),
+                "candidates": [{"instance": name, "prefill": None} for name in names],
+                "t_queued": None,
+                "t_decided": UNIX_S + decided_s,
                 "route_class": row.route_class,
                 "prefill_instance": row.prefill and row.prefill.replace("e", "engine"),
                 "decode_instance": row.decode.replace("e", "engine"),
@@ -110,8 +121,9 @@ def write_run(
                 "fallback": row.fallback,
             }
         )
+        turns[row.session_id] += 1
     write_lines(folder / "requests.jsonl", client)
-    write_lines(folder / "proxy.jsonl", log)
+    write_lines(folder / "proxy.jsonl", sorted(log, key=lambda row: row["t_done"]))
 
 
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
