@@ -26,7 +26,9 @@ BATCH_RECORDS = 64
 """Requests whose spans are sent at once: some 400 spans, 200 kB."""
 LOOK_S = 0.5
 CLOSE_S = 5.0
-"""Longest wait at exit for a collector that does not respond."""
+"""Longest wait at exit for a collector that is slow."""
+FAILING_CLOSE_S = 0.5
+"""The same for one that has not taken the last spans."""
 Sends = Callable[[Sequence[RequestRecord]], str | None]
 """Sends the spans of some requests; returns why the collector has not taken them."""
 _log = logging.getLogger(__name__)
@@ -78,7 +80,7 @@ class Tracing(RecordSink):
     def close(self) -> None:
         """Send what is queued and end the thread; waits `CLOSE_S` at most."""
         self._closing.set()
-        self._sender.join(CLOSE_S)
+        self._sender.join(FAILING_CLOSE_S if self._is_failing else CLOSE_S)
 
     def _run(self) -> None:
         is_last = False

@@ -96,6 +96,22 @@ def test_the_end_does_not_wait_for_a_collector_for_ever(monkeypatch: pytest.Monk
     sent.may.set()
 
 
+def test_the_end_waits_less_for_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "CLOSE_S", 3600.0)
+    sent, dropped = Sent(waits=True), threading.Event()
+
+    def send(records: Sequence[RequestRecord]) -> str | None:
+        return sent(records) if dropped.is_set() else "gone"
+
+    made = Tracing(send, 1.0, dropped.set, lambda: 0.0)
+    made.write(ended())
+    assert dropped.wait(30)
+    made.write(ended())
+    made.close()
+    assert sent.sizes == []
+    sent.may.set()
+
+
 def test_what_the_collector_does_not_take_is_counted_and_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
