@@ -46,6 +46,8 @@ INTERPRETED = frozenset(
         "proxy/state/thermal_caps.py",
         "proxy/telemetry/log.py",
         "proxy/telemetry/record.py",
+        "proxy/telemetry/tracing/otlp.py",
+        "proxy/telemetry/tracing/spans.py",
     }
 )
 """slo: it goes to other processes as a part of a load's rules, and compiled ones cannot be pickled.
@@ -53,7 +55,8 @@ connectors: tests and plug-ins inherit from them.
 errors: the shell's errors inherit from them. headers: compiled, it gains nothing.
 content_coding, detached, large_bodies, replicas, thermal_caps: they wait while they handle an
 exception or within a time limit, or are asynchronous generators. log: its text of a byte that is no
-character. record: orjson reads it, and a process crashed where it read a compiled one."""
+character. record: orjson reads it, and a process crashed where it read a compiled one. otlp,
+spans: they build on OpenTelemetry's classes, in a thread of their own."""
 COMPILER = "mypy[mypyc]>=2.4,<3"
 FLAGS = ("-fvisibility=hidden",)
 """Functions that other libraries could replace are neither inlined nor called directly, at a tenth

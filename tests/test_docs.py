@@ -237,7 +237,7 @@ ABOUT_THE_PROXY = (
 OTHER_FLAGS = {
     *("help", "version", "print-config", "print-file", "completion", "man"),
     *("enable-prompt-tokens-details", "kv-transfer-config"),  # of vLLM
-    *("max-model-len", "max-num-seqs"),  # of vLLM
+    *("max-model-len", "max-num-seqs", "otlp-traces-endpoint"),  # of vLLM
     *("build-arg", "health-cmd", "stop-timeout"),  # of container engines
 }
 

@@ -22,6 +22,8 @@ OF_ANOTHER = {
     "compression": "backports",
     "grpc": "grpcio",
     "google": "protobuf",
+    "opentelemetry": "opentelemetry_sdk",
+    "urllib3": "requests",
 }
 """Packages that come with another one, as parts of what that one takes and returns, or by another
 name. `compression` is Python's from 3.14 on, and the backport's before."""
@@ -34,6 +36,7 @@ def packages(requirements: list[str]) -> set[str]:
 
 NEEDED = packages(PROJECT["dependencies"])
 EXTRA = packages(PROJECT["optional-dependencies"]["replay"])
+OTEL = packages(PROJECT["optional-dependencies"]["otel"])
 SHARE = packages(PROJECT["optional-dependencies"]["share"])
 PLUGINS = packages(PROJECT["optional-dependencies"]["planner-grpc"])
 
@@ -51,6 +54,8 @@ def test_an_installation_without_the_extra_has_what_the_proxy_and_engine_sim_imp
             allowed = allowed | PLUGINS
         if name == "proxy.net.bus.redis":
             allowed = allowed | SHARE
+        if name.startswith("proxy.telemetry.tracing."):
+            allowed = allowed | OTEL
         assert others <= allowed, name
     assert set(REPORTS_NEED) == EXTRA
     assert not NEEDED & {"pandas", "numpy", "plotly"}
@@ -92,6 +97,16 @@ def test_what_is_not_installed_is_named_in_one_line_before_anything_is_sent() ->
     assert len(said) == 3
     assert all(told in line for line in said)
     assert "Traceback" not in run.stderr
+
+
+def test_tracing_without_its_extra_is_refused_in_one_line() -> None:
+    options = "--instances", "127.0.0.1:1", "--port", "0", "--otlp-endpoint", "http://127.0.0.1:1"
+    code = WITHOUT % (["opentelemetry"], (("proxy.cli", *options),))
+    command, at = [sys.executable, "-P", "-c", code], {"PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, env=at, capture_output=True, text=True, check=True)
+    assert run.stdout == "proxy.cli 2\n"
+    needs = "needs packages of OpenTelemetry: pip install 'cache-proxy[otel]'"
+    assert run.stderr == f"cache-proxy: otlp_endpoint: {needs}\n"
 
 
 def test_the_entry_points_are_there() -> None:

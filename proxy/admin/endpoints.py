@@ -40,6 +40,7 @@ from proxy.protocol.errors import (
     UnknownModelError,
     UpstreamFailure,
 )
+from proxy.protocol.headers import CREDENTIALS
 from proxy.protocol.names.session_names import bounded, of_tenant
 from proxy.protocol.prompt.facts import MODEL_CHARS
 from proxy.state.access import Access
@@ -390,7 +391,7 @@ class ModelsPath:
     async def _cards(self, request: web.Request) -> dict[str, bytes]:
         """Each model's card, that of the longest context; raises ProxyError without a known key."""
         grant = self._access.grant(request.headers)
-        auth = b"" if grant.hidden else _auth(request)
+        auth = b"" if grant.hidden >= CREDENTIALS else _auth(request)
         by_name, listed = self._instances.by_name, self._instances.known.fleet.listed()
         upstreams = [by_name[m.instance.name] for m in listed if m.instance.name in by_name]
         key = auth, tuple(upstreams), self._instances.known.fleet.model_changes

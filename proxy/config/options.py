@@ -59,6 +59,7 @@ TOPICS = (
 )
 """The groups of `--help`, configs/proxy.toml and docs/reference/options.md, in their order."""
 WORD = r"^\S+$"
+OTLP_URL = r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[!->@-~]*)?$"
 STREAM_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 Word = Annotated[str, Meta(pattern=WORD)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -873,6 +874,27 @@ class Settings(Model):
             "0: none.",
         ),
     ] = 0
+    otlp_endpoint: Annotated[
+        str | None,
+        Meta(pattern=OTLP_URL),
+        Option(
+            TELEMETRY,
+            "Collector that gets a trace of each request, by OTLP over HTTP; /v1/traces is added "
+            "to an address without a path. Needs the extra otel. None: traceparent is passed on.",
+            allowed="http(s)://HOST:PORT, with a path or without, and no user",
+        ),
+    ] = None
+    trace_ratio: Annotated[
+        float,
+        Meta(ge=0, le=1),
+        Option(
+            TELEMETRY,
+            "Part of the requests that are traced, of those that come without a traceparent; "
+            "others are traced if it says so.",
+            "ratio",
+            reloadable=True,
+        ),
+    ] = 1.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Option(TELEMETRY, "Lowest severity that is logged."),

@@ -77,6 +77,7 @@ from proxy.request.legs import (
 from proxy.state.detached import DetachedLeg, DetachedTasks, in_group
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import RequestRecord, note_attempt, note_failure
+from proxy.telemetry.tracing.trace import DECODE, HEDGE, PREFILL, WARM, LegSpan
 
 REFUSAL_S = 2.0
 """Longest wait for the end of a client's error whose words may send the request elsewhere."""
@@ -213,6 +214,7 @@ class Attempts:
         if self._held is not None:
             self._held.close()
         self._held = answer
+        self._stop_legs(why.kind)
         raise why.again()
 
     def hollow_of(self, answer: UpstreamResponse) -> UpstreamFailure | None:
@@ -253,8 +255,9 @@ class Attempts:
         elif edits is not None and edits.request_id is not None:
             out = replace(out, headers=with_request_id(out.headers, edits.request_id))
         limit = FirstEventLimit(leg.limit, self._flow.has_other)
-        record.t_decode_sent = owners.clock.unix_now()
+        record.t_decode_sent = began_s = owners.clock.unix_now()
         record.decode_instance = name
+        out, span = self._traced(out, leg, began_s)
         try:
             if edits is None or source is None:
                 answer = await decode_leg(out, owners.instances.upstream(name), None, None, limit)
@@ -262,11 +265,44 @@ class Attempts:
                 answer = await self._decode_with(out, name, edits, source.name, limit)
             if answer.status in TOO_LONG_STATUSES and self._flow.has_longer:
                 await _look_for_length(answer)
+            if span is not None and span.kind == WARM:
+                span.end(owners.clock.unix_now())
             return answer
         except UpstreamFailure as failure:
+            self._end_leg(span, failure.kind)
             if failure.limit_s is not None:
                 self.note_limit(failure.limit, failure.limit_s)
             raise
+
+    def _traced(
+        self, out: Outgoing, leg: SendPrefill | SendDecode | SendHedge, now_s: float
+    ) -> tuple[Outgoing, LegSpan | None]:
+        """A leg's request with its span as the parent of the instance's, where it is traced."""
+        trace = self._record.trace
+        if trace is None:
+            return out, None
+        kind, source = DECODE, None
+        if isinstance(leg, SendPrefill):
+            kind = PREFILL
+        elif isinstance(leg, SendHedge):
+            kind = HEDGE
+        else:
+            kind = WARM if leg.warms else DECODE
+            source = leg.fetch_from.name if leg.fetch_from is not None else None
+        span = trace.begin(kind, leg.instance, source, now_s)
+        return replace(out, headers=out.headers + trace.lines(span)), span
+
+    def _end_leg(self, span: LegSpan | None, result: str | None) -> None:
+        if span is not None:
+            span.end(self._owners.clock.unix_now(), result)
+
+    def _stop_legs(self, result: str) -> None:
+        if self._record.trace is not None:
+            self._record.trace.stop(self._owners.clock.unix_now(), result)
+
+    def _note_answer(self) -> None:
+        if self._record.trace is not None:
+            self._record.trace.answered(self._owners.clock.unix_now())
 
     async def _decode_with(
         self, out: Outgoing, name: str, edits: Edits, source: str, limit: FirstEventLimit
@@ -305,13 +341,17 @@ class Attempts:
         """Send the prefill leg to P; it may outlive the request."""
         self._key = credentials(out.headers)
         replies: list[UpstreamResponse] = []
+        out, span = self._traced(out, leg, self._owners.clock.unix_now())
         try:
             result = await self._owners.detached.keep(self._prefilling(out, leg, replies))
         except UpstreamFailure as failure:
+            self._end_leg(span, failure.kind)
             left = _left_by_cut(replies)
             return PrefillFailed(fallback_of(failure), self.failure(failure), left)
         if isinstance(result, Edits):
+            self._end_leg(span, None)
             return result
+        self._end_leg(span, result.why if isinstance(result, Unusable) else result)
         return self._prefill_failed(result, leg.limit, replies)
 
     def _prefilling(
@@ -401,6 +441,7 @@ class Attempts:
         """D's own attempt, hedge or fall-back, has its first event."""
         why = self.hollow_of(answer)
         if self._flow.state is State.HEDGED:
+            self._note_answer()
             self.hollow, now_s = why, self._owners.clock.now_s()
             self.perform(self._flow.hedge_answered(now_s, is_served=why is None))
         else:
@@ -408,6 +449,7 @@ class Attempts:
 
     def _answered(self, answer: UpstreamResponse, why: UpstreamFailure | None) -> None:
         """Pass an answer on; `why`: the reason that it is hollow."""
+        self._note_answer()
         self.hollow, now_s = why, self._owners.clock.now_s()
         if why is not None and why.kind is FailureKind.KEY_REFUSED:
             self.perform(self._flow.failed(self._flow.route.decode.name, self.failure(why), now_s))

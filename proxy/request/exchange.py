@@ -256,6 +256,7 @@ class Exchange:
             return self._reject(SHORT_OF_MEMORY)
         grant = owners.access.grant(self.request.headers)
         self.record.tenant = grant.tenant
+        self.record.trace = owners.telemetry.trace_of(self.request.headers)
         self.out = await client_request.read(
             self.request,
             responses.engine_id(self.request_id),

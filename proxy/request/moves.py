@@ -192,6 +192,7 @@ class Moves:
         start_s, name = self._clock.now_s(), self._flow.route.decode.name
         at = self._why or Unmoved.NO_IDS if self.trail is None else self.trail.point()
         ended, tokens = LEFT, 0 if isinstance(at, Unmoved) else at[1]
+        self._note_lost(error)
         try:
             if isinstance(at, Unmoved):
                 found: Onward | Unmoved = at
@@ -215,6 +216,12 @@ class Moves:
                 self._record.decode_instance = name
             self._record.migrations = [*(self._record.migrations or ()), row]
         return found
+
+    def _note_lost(self, error: StreamCutError) -> None:
+        """End the leg whose instance has lost the stream."""
+        trace = self._record.trace
+        if trace is not None and error.cause not in PLANNED:
+            trace.stop(self._clock.unix_now(), error.cause)
 
     async def _go_on(
         self, error: StreamCutError, trail: Trail, reading: Reading

@@ -18,6 +18,7 @@ from proxy.config.options import Settings
 from proxy.config.secrets import SecretStr, digest, tenants_in
 from proxy.protocol.errors import UnauthorizedError
 from proxy.protocol.headers import CREDENTIALS
+from proxy.protocol.names.trace_parent import TRACE_HEADERS
 
 _NEEDED = "a key is needed: Authorization: Bearer KEY"
 _UNKNOWN = "the key is not known"
@@ -48,7 +49,10 @@ class Access:
 
     def use(self, settings: Settings) -> None:
         """Replace the known keys."""
-        self._open = Grant(None, frozenset() if settings.instance_api_key is None else CREDENTIALS)
+        # A traced request's legs name their own parents.
+        self._traced: frozenset[bytes] = TRACE_HEADERS if settings.otlp_endpoint else frozenset()
+        own = frozenset() if settings.instance_api_key is None else CREDENTIALS
+        self._open = Grant(None, own | self._traced)
         self._tenants = tenants_in(settings.api_key)
         self._salts_with = settings.cache_salt_secret
         self._salted_paths = frozenset(settings.salted_paths)
@@ -73,7 +77,7 @@ class Access:
         secret, salt = self._salts_with, None
         if secret is not None:
             salt = salt_of(secret.get_secret_value().encode(), tenant)
-        made = Grant(tenant, CREDENTIALS, salt, self._salted_paths)
+        made = Grant(tenant, CREDENTIALS | self._traced, salt, self._salted_paths)
         self._grants[tenant] = made
         return made
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from socket import gethostname
 
 from proxy.config.in_force import OptionsInForce, router_config
 from proxy.config.options import Settings
+from proxy.config.sources import ConfigError
 from proxy.core.admission.memory import Watermark
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.known.fleet_state import FleetState
@@ -38,6 +41,10 @@ from proxy.telemetry.metrics import Exposition, Metrics
 from proxy.telemetry.request_log import RequestLog
 from proxy.telemetry.requests import RequestTelemetry
 from proxy.telemetry.samples import Samples
+from proxy.telemetry.tracing.sink import Sends, Tracing
+
+OTEL = ("opentelemetry", "requests")
+NEEDS_OTEL = "needs packages of OpenTelemetry: pip install 'cache-proxy[otel]'"
 
 
 class ProxyState:
@@ -115,12 +122,18 @@ class ProxyState:
     def start(cls, settings: Settings, limit_bytes: int | None = None) -> ProxyState:
         """Build everything from the options; OSError if a log cannot be opened.
 
+        Raises ConfigError if a package is missing, and as `__init__` does.
+
         `limit_bytes`: the process's memory limit, None: no limit.
         """
+        sends = None if settings.otlp_endpoint is None else _sends_to(settings.otlp_endpoint)
         metrics = Metrics()
         log = RequestLog(settings.request_log, metrics.log_dropped.inc)
         connect = ConnectOptions(tls.own_for_instances(settings), bearer(settings.instance_api_key))
         state = cls(settings, Clock(), metrics, log, connect, limit_bytes)
+        if sends is not None:
+            told = settings.trace_ratio, metrics.traces_dropped.inc, state.clock.now_s
+            state.telemetry.trace_by(Tracing(sends, *told))
         state.memory.limit_bytes = limit_bytes
         state.bodies.room.max_bytes = room_bytes(limit_bytes, settings.max_body_bytes)
         state.in_flight.trails.most_bytes = trail_bytes(limit_bytes)
@@ -133,6 +146,8 @@ class ProxyState:
         self.access.use(settings)
         self.estimator.names = SessionNames(settings.session_headers or None)
         self.telemetry.request_log.candidates = settings.log_candidates
+        if self.telemetry.tracing is not None:
+            self.telemetry.tracing.ratio = settings.trace_ratio
         self.metrics.slo = Slo(ttft_s=settings.ttft_slo, tpot_s=settings.tpot_slo)
 
     async def close(self) -> None:
@@ -142,3 +157,16 @@ class ProxyState:
         await self.instances.close()
         for log in self.telemetry.logs:
             await asyncio.to_thread(log.close)
+        if self.telemetry.tracing is not None:
+            await asyncio.to_thread(self.telemetry.tracing.close)
+
+
+def _sends_to(endpoint: str) -> Sends:
+    """The way to the collector of traces; raises ConfigError without the extra `otel`."""
+    try:
+        from proxy.telemetry.tracing.otlp import Otlp  # 20 MB that only this option needs
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in OTEL:
+            raise
+        raise ConfigError(f"otlp_endpoint: {NEEDS_OTEL}") from error
+    return Otlp(endpoint, f"{gethostname()}:{os.getpid()}").send

@@ -120,6 +120,10 @@ class Metrics:
             "tls_handshakes_failed", "TLS handshakes that a client did not finish", "reason"
         )
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
+        self.traces_dropped = count(
+            "traces_dropped",
+            "Requests whose spans were dropped: queue full, or the collector did not take them",
+        )
         self.reloads = count("config_reloads", "Reloads of the options", "result")
         self.discovery_refused = count(
             "discovery_refused", "Addresses that --discover found and the proxy refuses", "source"

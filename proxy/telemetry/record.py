@@ -9,6 +9,7 @@ from proxy.core.routing.route import Route
 from proxy.core.types import Outcome, RequestFacts
 from proxy.protocol.endpoints import Dialect
 from proxy.protocol.streams.token_counts import told_counts
+from proxy.telemetry.tracing.trace import Trace
 
 
 @dataclass(slots=True, frozen=True)
@@ -140,6 +141,8 @@ class RequestRecord:
     `total`."""
     limit_s: float | None = None
     """Seconds of that limit."""
+    trace: Trace | None = None
+    """Id of its trace; null without `--otlp-endpoint`."""
 
     def ttft_s(self) -> float | None:
         """Seconds from the proxy's receipt to the first token."""
@@ -292,6 +295,8 @@ def move_times(record: RequestRecord, drift_s: float) -> None:
     for name in _TIMES:
         if (at := getattr(record, name)) is not None:
             setattr(record, name, at + drift_s)
+    if record.trace is not None:
+        record.trace.move_times(drift_s)
 
 
 def outcome_of(status: int) -> Outcome:

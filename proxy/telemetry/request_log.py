@@ -26,6 +26,7 @@ import orjson
 from proxy.core.placement.alternatives import MOST_KEPT, Alternatives, PastChecks
 from proxy.telemetry.log import printable_json
 from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.tracing.trace import Trace
 
 QUEUE_LINES = 2_500
 """A record with all options of a decision among many instances has 10 KB: 25 MB in all."""
@@ -52,6 +53,8 @@ def record_json(record: RequestRecord, candidates: int = MOST_KEPT) -> bytes:
     def rows(value: object) -> object:
         if isinstance(value, Alternatives | PastChecks):
             return value.rows(candidates)
+        if isinstance(value, Trace):
+            return value.trace_id
         raise TypeError(type(value).__name__)
 
     return printable_json(orjson.dumps(record, default=rows))

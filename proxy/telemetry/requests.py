@@ -6,6 +6,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
+from multidict import CIMultiDictProxy
+
 from proxy.core.admission.overload import Overload
 from proxy.core.placement.alternatives import PastChecks
 from proxy.core.routing.route import Route
@@ -17,6 +19,8 @@ from proxy.telemetry.metrics import NO_CHECK, Metrics
 from proxy.telemetry.record import RequestRecord, note_route
 from proxy.telemetry.request_log import RecordLog, RecordSink, RequestLog
 from proxy.telemetry.samples import Samples
+from proxy.telemetry.tracing.sink import Tracing
+from proxy.telemetry.tracing.trace import Trace
 
 DECISIONS_KEPT = 200
 """Records kept for GET /decisions, 3 kB or more each; the request log has all of them."""
@@ -49,6 +53,7 @@ class RequestTelemetry:
             "refused",
             "request_log",
             "samples",
+            "tracing",
         ),
     )
 
@@ -69,8 +74,17 @@ class RequestTelemetry:
         self.decisions: deque[RequestRecord] = deque(maxlen=DECISIONS_KEPT)
         self.refused: deque[RequestRecord] = deque(maxlen=REFUSED_KEPT)
         self.overload = Overload()
+        self.tracing: Tracing | None = None
         self._failures = FailureLog()
         self._now_s = now_s
+
+    def trace_by(self, tracing: Tracing) -> None:
+        """Send the spans of requests from now on."""
+        self.tracing, self._sinks = tracing, (*self._sinks, tracing)
+
+    def trace_of(self, headers: CIMultiDictProxy[str]) -> Trace | None:
+        """The trace of a request; None without tracing."""
+        return None if self.tracing is None else self.tracing.begin(headers)
 
     def rejected(self, record: RequestRecord, reject: Reject) -> None:
         """Count a request refused with a busy answer."""

@@ -58,6 +58,12 @@ async def test_a_drain_ends_at_its_limit_or_at_a_second_signal(options: tuple[st
         (("--instances", "x:1", "--warm-threshold", "many"), ["--warm-threshold", "many"]),
         (("--instances", "no where"), ["instances", "no where"]),
         (("--instances", "x:1", "--no-such-option"), ["--no-such-option"]),
+        (("--instances", "x:1", "--otlp-endpoint", "c:4317"), ["otlp_endpoint", "http(s)://"]),
+        (
+            ("--instances", "x:1", "--otlp-endpoint", "http://u:p@c:1"),
+            ["http://***@c:1", "no user"],
+        ),
+        (("--instances", "x:1", "--trace-ratio", "1.5"), ["trace_ratio", "<= 1"]),
         ((), ["instances is not given"]),
     ],
 )

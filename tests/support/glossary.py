@@ -116,6 +116,7 @@ JSON_TYPES = {
     "Alternatives | PastChecks": "list",
     "Shadowed": "object",
     "list[Migration]": "list",
+    "Trace": "string",
 }
 
 

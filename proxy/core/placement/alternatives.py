@@ -105,6 +105,11 @@ class Alternatives:
                 shown[-1] = taken
         return [_row(option) for option in shown]
 
+    def taken(self) -> dict[str, object] | None:
+        """The row of the option taken; None if the policy has priced none."""
+        option = self._taken()
+        return None if option is None else _row(option)
+
     def gain_s(self, alone_on: str | None = None) -> float | None:
         """Seconds by which the option taken is cheaper than the best of one instance alone.
 

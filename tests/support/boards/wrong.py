@@ -184,11 +184,14 @@ AROUND = Row(
             width=6,
         ),
         Panel(
-            "Request log lines dropped",
-            "Queue or disk full.",
+            "Log lines and traces dropped",
+            "Lines: queue or disk full. Requests without spans: the collector does not take them.",
             "short",
             "operate/reading-the-log.md",
-            {"dropped": rate("cache_proxy_request_log_dropped_total")},
+            {
+                "lines": rate("cache_proxy_request_log_dropped_total"),
+                "requests without spans": rate("cache_proxy_traces_dropped_total"),
+            },
             width=6,
         ),
         Panel(
