@@ -45,6 +45,9 @@ THREADS = 4
 11 ms, or 8 s if it is made for that."""
 NICER = 10
 """Niceness of their threads, so that the event loop has its processor first."""
+HELLO_BYTES = 6144
+"""Most bytes of a client that shows no certificate. Its hello has some 2 KiB, and may come twice.
+OpenSSL takes time for each of its groups times its keys: 9 ms in 16 KiB."""
 HANDSHAKE_BYTES = 16384
 """Most bytes of the other side's handshake. OpenSSL takes a millisecond for each 1,000 bytes of a
 chain of unknown certificates, and would take 100 KiB."""
@@ -210,7 +213,7 @@ class Secured(asyncio.BufferedProtocol):
         self.owner = ""
         """The other side's address, for its turns."""
         self._held = bytearray()
-        self._left = HANDSHAKE_BYTES
+        self._left = HANDSHAKE_BYTES if self._is_shown else HELLO_BYTES
         self._rest = _NOTHING
         self._wire: asyncio.Transport
 

@@ -17,7 +17,7 @@ from proxy.net import peer_documents, tcp
 from proxy.net.kv_events import batches
 from proxy.net.kv_events.sources import MOST_RANKS
 from proxy.net.kv_events.zmtp import MOST_BYTES as KV_MESSAGE_BYTES
-from proxy.net.secured import HANDSHAKE_BYTES, MOST_CERTIFICATES
+from proxy.net.secured import HANDSHAKE_BYTES, HELLO_BYTES, MOST_CERTIFICATES
 from proxy.net.server import handshakes
 from proxy.net.server.connection import LIMITS, QUEUED_MAX
 from proxy.net.server.handshakes import HANDSHAKE_S
@@ -85,7 +85,8 @@ ROWS = (
     ),
     (
         "TLS handshake",
-        f"{HANDSHAKE_S:g} s, {_bytes(HANDSHAKE_BYTES)}, {MOST_CERTIFICATES} certificates",
+        f"{HANDSHAKE_S:g} s, {_bytes(HANDSHAKE_BYTES)}, {MOST_CERTIFICATES} certificates; "
+        f"{_bytes(HELLO_BYTES)} without any",
     ),
     ("tiny TLS records", SMALL_RECORDS),
     ("idle connection", f"{KEEPALIVE_S:g} s"),

@@ -29,7 +29,7 @@ class Entry:
     """One waiting request.
 
     `lane`: its model, or another name for what is served together. `tokens`: what an engine
-    computes of its prompt, charged to its tenant.
+    computes of its prompt, for which others wait. `charged`: what its tenant pays for it.
     """
 
     lane: str
@@ -37,10 +37,15 @@ class Entry:
     priority: Priority
     tokens: int
     size_bytes: int
+    charged: int = 0
     queued_s: float = 0.0
     promised_s: float = field(default=0.0, init=False)
     """The wait that was predicted when it came."""
     is_waiting: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """What a tenant pays is never less than what others wait for."""
+        self.charged = max(self.tokens, self.charged)
 
 
 class Shares:
@@ -72,10 +77,10 @@ class Shares:
             self._now_tag = 0.0
 
     def charge(self, entry: Entry, weight: float) -> None:
-        """Advance the tenant's tag by the entry's tokens over its weight; call before `leave`."""
+        """Advance the tenant's tag by what it pays over its weight; call before `leave`."""
         tag = self.tags[entry.tenant]
         self._now_tag = max(self._now_tag, tag)
-        self.tags[entry.tenant] = tag + max(LEAST_TOKENS, entry.tokens) / weight
+        self.tags[entry.tenant] = tag + max(LEAST_TOKENS, entry.charged) / weight
         for tenant in [t for t, tag in self.left.items() if tag <= self._now_tag]:
             del self.left[tenant]
 
@@ -308,7 +313,7 @@ class WaitQueue:
         weight = self.weight(entry.tenant)
         lane.charge(entry, weight)
         self._shares.charge(entry, weight)
-        self._rate.served(entry.tokens, now_s)
+        self._rate.served(entry.charged, now_s)
         self.leave(entry)
         if entry.lane in self._lanes:
             self._lanes[entry.lane] = self._lanes.pop(entry.lane)

@@ -222,8 +222,13 @@ class Fleet:
 
         No more than the longest context of its model; none where it surely fits nowhere.
         """
+        most = self.most_computed(tokens, model)
+        return 0 if most < tokens * SURE_RATIO else most
+
+    def most_computed(self, tokens: int, model: str) -> int:
+        """The most that an engine can compute of a prompt of about so many tokens."""
         longest = max([_length(m, model) for m in self.believed(model)], default=math.inf)
-        return 0 if longest < tokens * SURE_RATIO else int(min(tokens, longest))
+        return int(min(tokens, longest))
 
     def has_longer(self, name: str, model: str) -> bool:
         """Whether an instance of a model, which may be away, has a longer context than this one."""

@@ -40,10 +40,11 @@ class QueuedRequest(Entry):
         lane: str,
         priority: Priority,
         tokens: int,
+        charged: int,
         size_bytes: int,
         on_settled: Callable[[], None],
     ) -> None:
-        super().__init__(lane, facts.tenant, priority, tokens, size_bytes)
+        super().__init__(lane, facts.tenant, priority, tokens, size_bytes, charged)
         self.facts = facts
         self.result: Route | Reject | None = None
         self._on_settled = on_settled
@@ -162,8 +163,10 @@ class Waiting:
         until_s = facts.alone_until_s(now_s)
         lane = ALONE if until_s is not None else self._lane(facts, is_own=reject.is_own)
         # Others do not wait for the length that a prompt seems to have, but for what is computed.
-        tokens = self._router.known.fleet.computed(facts.prompt_tokens, facts.model)
-        queued = QueuedRequest(facts, lane, priority, tokens, size_bytes, on_settled)
+        # Its tenant pays for the most that it can be: else it would have all turns by seeming long.
+        fleet, seems, model = self._router.known.fleet, facts.prompt_tokens, facts.model
+        tokens, charged = fleet.computed(seems, model), fleet.most_computed(seems, model)
+        queued = QueuedRequest(facts, lane, priority, tokens, charged, size_bytes, on_settled)
         offer = self.queue.offer(queued, reject.wait_s, reject.drain_tps, now_s, self.most_s)
         if offer.refused is not None:
             return self.refusal(replace(reject, reason=offer.refused), facts, now_s, priority)

@@ -257,11 +257,12 @@ async def test_a_handshake_that_breaks_is_told_once(certs: Certificates) -> None
     assert isinstance(lost.shaken[0], ConnectionResetError)
 
 
+@pytest.mark.parametrize("shows", [False, True])
 async def test_a_long_handshake_is_not_read(
-    certs: Certificates, monkeypatch: pytest.MonkeyPatch
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch, shows: bool
 ) -> None:
-    monkeypatch.setattr(secured, "HANDSHAKE_BYTES", 100)
-    pair = Pair(certs)
+    monkeypatch.setattr(secured, "HANDSHAKE_BYTES" if shows else "HELLO_BYTES", 100)
+    pair = Pair(certs, server=certs.server("x", wants=certs.ca) if shows else None)
     pair.hello()
     await turns(1)
     assert "too long" in str(pair.shaken[0])

@@ -29,7 +29,8 @@ PRIOR_TPS = 1e6
 
 def entry(tenant: str = "", tokens: int = 100, **more: Any) -> Entry:
     model, size = more.get("model", "m"), more.get("size_bytes", 10)
-    return Entry(model, tenant, more.get("priority", NORMAL), tokens, size)
+    charged = more.get("charged", 0)
+    return Entry(model, tenant, more.get("priority", NORMAL), tokens, size, charged)
 
 
 def queue(requests: int = 10_000, size: int = 1 << 30, seconds: float = 10.0, **w: float) -> Any:
@@ -66,6 +67,14 @@ class TestFairness:
         counts = Counter(e.tenant for e in served(q, 320))
         assert abs(counts["a"] - 256) <= 16, counts
         assert abs(counts["b"] - 64) <= 16, counts
+
+    def test_who_seems_too_long_for_any_context_pays_as_much(self) -> None:
+        """Nobody waits for it, as an engine may refuse it at once; its tenant had all turns."""
+        q = queue(seconds=1e9)
+        put(q, *[entry("a", tokens=0, charged=12_000) for _ in range(100)])
+        put(q, *[entry("b", tokens=12_000) for _ in range(100)])
+        counts = Counter(e.tenant for e in served(q, 100))
+        assert abs(counts["a"] - counts["b"]) <= 2, counts
 
     @pytest.mark.parametrize("tokens", [[100], [10, 5000, 300], [1, 100_000]])
     def test_equal_tenants_get_equal_tokens(self, tokens: list[int]) -> None:
