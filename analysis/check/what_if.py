@@ -9,6 +9,7 @@ that ran is compared with the log: where virtual time does not reproduce its TTF
 from __future__ import annotations
 
 import math
+import statistics
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from analysis.bench.stats import change
-from analysis.check.fit import JITTER, Fit, fit, guess, line, with_unseen
+from analysis.check.fit import JITTER, Constants, Fit, fit, guess, line, with_unseen
 from analysis.check.intervals import Values, interval, percentiles, shares
 from analysis.check.logged import EARLY, LoggedLoad, LoggedRequest, Record
 from analysis.check.logs import CheckSample
@@ -34,10 +35,12 @@ from replayer.engine.types import EngineOptions
 from replayer.virtual.fleet import simulate
 from replayer.virtual.legs import run_legs
 from replayer.virtual.recorded import router_config
-from replayer.virtual.requests import VirtualOptions, VirtualRow, keeps_slo
+from replayer.virtual.requests import VirtualOptions, VirtualRow, WayNoise, keeps_slo
 
 FIT_REQUESTS = 150
 """Requests to which the engines are fitted: a fit repeats them a thousand times."""
+LATE_REQUESTS = 2000
+"""Requests of which it is told how much later than modelled their first tokens came."""
 FACTORS = JITTER[:5]
 BOUND = 0.1
 """A verdict holds if TTFT p50 and p90 of the policy that ran are so near to those of the log."""
@@ -47,6 +50,8 @@ USUAL = RouterConfig(prefill_throughput=20_000.0)
 """The defaults of the proxy's options."""
 TTFT_TIMEOUT_S = 300.0
 """The default of `--ttft-timeout`; the clients wait as long."""
+CUT = 100
+"""One in so many of the latest first tokens, and of the earliest, is not counted."""
 WRONG_TOKENS, WRONG_RATIO = 64, 0.1
 """A leg with a modelled hit that is off by more of either is not fitted to."""
 
@@ -169,28 +174,46 @@ def size_of(load: LoggedLoad, kv_tokens: int | None) -> EngineOptions:
 def fitted(load: LoggedLoad, size: EngineOptions) -> Fit:
     """Fit the engines to the middle of the log; raises RunError."""
     sizes = [size] * len(load.names)
-    samples = load.samples(load.middle(FIT_REQUESTS))
+    places = load.middle(FIT_REQUESTS)
+    samples = load.samples(places)
     if not any(one.first_s for one in samples):
         raise RunError(f"no stream is among the {FIT_REQUESTS} requests in the middle of the log")
-    return with_unseen(fit(_with_true_hits(load, samples, size), sizes), sizes)
+    return with_unseen(fit(_with_true_hits(load, places, guess(samples), size), sizes), sizes)
 
 
 def _with_true_hits(
-    load: LoggedLoad, samples: Sequence[CheckSample], size: EngineOptions
+    load: LoggedLoad, places: range, constants: Constants, size: EngineOptions
 ) -> list[CheckSample]:
     """Take the time from legs for which the model has other hits than the log."""
-    engine = guess(samples).engine(size)
+    samples, engine = load.samples(places), constants.engine(size)
     ended = run_legs([one.leg for one in samples], [engine] * len(load.names))
-    places = iter(load.middle(FIT_REQUESTS))
+    rows = iter([load.requests[at].record for at in places])
     found = []
     for sample, leg in zip(samples, ended, strict=True):
-        at = None if sample.kind in ("prefill", EARLY) else next(places)
-        if at is not None and sample.kind == "first":
-            wrong = _is_wrong(load.requests[at].record, leg.local_hit_tokens)
-            found.append(replace(sample, first_s=None) if wrong else sample)
+        row = None if sample.kind in ("prefill", EARLY) else next(rows)
+        if row is not None and sample.kind == "first" and _is_wrong(row, leg.local_hit_tokens):
+            found.append(replace(sample, first_s=None))
         else:
             found.append(sample)
     return found
+
+
+def lateness(load: LoggedLoad, found: Fit, size: EngineOptions) -> WayNoise:
+    """Return how much later first tokens came than the model has them, in the mean.
+
+    The fit follows most requests. Sockets and a busy machine only ever add to some.
+    """
+    samples = _with_true_hits(load, load.middle(LATE_REQUESTS), found.constants, size)
+    engines = [found.constants.engine(size)] * len(load.names)
+    ended = run_legs([one.leg for one in samples], engines)
+    late_s = sorted(
+        one.first_s - (leg.first_token_s - one.leg.sent_s)
+        for one, leg in zip(samples, ended, strict=True)
+        if one.kind == "first" and one.first_s and leg.first_token_s
+    )
+    cut = len(late_s) // CUT
+    kept = late_s[cut : len(late_s) - cut]
+    return WayNoise(max(0.0, statistics.fmean(kept)) if kept else 0.0)
 
 
 def _is_wrong(row: Record, hit_tokens: int) -> bool:
@@ -209,11 +232,12 @@ def compare(
     """Run both policies on the load, and compare them with each other and with the log."""
     found, size = engine
     proxy = IntakeCost(*line(load.overheads(load.middle(FIT_REQUESTS))))
+    way = lateness(load, found, size)
     runs: dict[Fleet, list[list[VirtualRow]]] = {as_it_was: [], asked: []}
     tasks = [(fleet, factor) for fleet in runs for factor in FACTORS]
     for done, (fleet, factor) in enumerate(tasks, start=1):
         engines = (found.constants.scaled(factor).engine(size),) * fleet.instances
-        runs[fleet].append(_run(load, fleet, engines, proxy))
+        runs[fleet].append(_run(load, fleet, engines, (proxy, way)))
         progress(done, len(tasks))
     ran, other = runs[as_it_was], runs[asked]
     moved = sum(one.record["prefill_instance"] is not None for one in load.requests)
@@ -233,7 +257,10 @@ def compare(
 
 
 def _run(
-    load: LoggedLoad, fleet: Fleet, engines: tuple[EngineOptions, ...], proxy: IntakeCost
+    load: LoggedLoad,
+    fleet: Fleet,
+    engines: tuple[EngineOptions, ...],
+    delays: tuple[IntakeCost, WayNoise],
 ) -> list[VirtualRow]:
     rival, engine = RIVALS[fleet.policy], engines[0]
     decide = rival.make(engine.num_blocks * engine.block_size)
@@ -243,7 +270,8 @@ def _run(
         block_tokens=load.block_tokens,
         timeout_s=TTFT_TIMEOUT_S,
         ttft_timeout_s=TTFT_TIMEOUT_S,
-        proxy=proxy,
+        proxy=delays[0],
+        way=delays[1],
     )
     router = Router(FleetState(config), decide=decide)
     planned = [one.planned for one in load.requests]

@@ -1,12 +1,14 @@
 """What-if on runs made in virtual time: the policy that ran is reproduced, the other foreseen."""
 
+from dataclasses import replace
+
 import pytest
 
 from analysis.check import what_if
 from analysis.check.fit import NAMES, Fit
-from analysis.check.logged import LoggedLoad, read_load
+from analysis.check.logged import LoggedLoad, LoggedRequest, read_load
 from analysis.check.logs import CheckSample
-from analysis.check.what_if import Fleet, WhatIf, compare, fitted, size_of
+from analysis.check.what_if import Fleet, WhatIf, compare, fitted, lateness, size_of
 from analysis.runs import RunError
 from replayer.engine.types import EngineOptions
 from replayer.virtual.recorded import router_config
@@ -102,6 +104,19 @@ def test_a_leg_of_other_hits_is_not_fitted_to(tmp_path, monkeypatch):
     monkeypatch.setattr(what_if, "fit", taken)
     fitted(load, size_of(load, None))
     assert [one.first_s is None for one in given] == [False, True, False]
+
+
+def test_what_the_model_does_not_have_is_a_delay(tmp_path):
+    load = load_of(tmp_path / "ran", "never")
+    size = size_of(load, None)
+    assert lateness(load, KNOWN, size).mean_s < 0.002
+    late = replace(load, requests=tuple(map(later, load.requests)))
+    assert lateness(late, KNOWN, size).mean_s == pytest.approx(0.05, abs=0.005)
+
+
+def later(one: LoggedRequest) -> LoggedRequest:
+    """The same request, whose first token came 50 ms later."""
+    return replace(one, record={**one.record, "t_first_token": one.record["t_first_token"] + 0.05})
 
 
 def test_an_engine_has_room_for_the_longest_request(tmp_path):
