@@ -23,7 +23,7 @@ from proxy.telemetry.tracing.trace import ID_BITS, TRACE_BITS, Trace
 QUEUE_RECORDS = 2_500
 """As many as the request log keeps for a slow disk."""
 BATCH_RECORDS = 64
-"""Requests whose spans are sent at once: some 400 spans, 200 kB."""
+"""Requests whose spans are sent at once: some 400 spans, 100 kB."""
 LOOK_S = 0.5
 CLOSE_S = 5.0
 """Longest wait at exit for a collector that is slow."""
